@@ -1,0 +1,1 @@
+"""The scheduler: ORCA's engine master."""

@@ -1,0 +1,1 @@
+"""The worker: one process per pipeline stage and tensor-parallel rank."""

@@ -1,0 +1,142 @@
+"""Scheduler and workers: control messages down the stages, results and timings back."""
+
+from __future__ import annotations
+
+from shared.codec.columns import check_columns
+from shared.codec.engine import sampling_from_pb, sampling_to_pb
+from shared.ids import BlockId, Epoch, RequestId, Row, StepId
+from shared.messages import NewSequence, StepPlan, StepResult, StepTiming, token_ids
+from shared.pb import worker_pb2
+
+__all__ = [
+    "step_plan_from_pb",
+    "step_plan_to_pb",
+    "step_result_from_pb",
+    "step_result_to_pb",
+    "timeline_from_pb",
+    "timeline_to_pb",
+]
+
+
+def step_plan_to_pb(plan: StepPlan) -> worker_pb2.StepPlan:
+    """Translate."""
+    return worker_pb2.StepPlan(
+        epoch=plan.epoch,
+        step_id=plan.step_id,
+        released_rows=plan.released_rows,
+        new_sequences=[
+            worker_pb2.NewSequence(
+                row=sequence.row,
+                request_id=sequence.request_id,
+                token_ids=sequence.token_ids,
+                num_prompt_tokens=sequence.num_prompt_tokens,
+                sampling=sampling_to_pb(sequence.sampling),
+            )
+            for sequence in plan.new_sequences
+        ],
+        rows=plan.rows,
+        num_computed_tokens=plan.num_computed_tokens,
+        num_tokens=plan.num_tokens,
+        samples=plan.samples,
+        num_appended_tokens=plan.num_appended_tokens,
+        appended_token_ids=plan.appended_token_ids,
+        num_new_blocks=plan.num_new_blocks,
+        new_block_ids=plan.new_block_ids,
+    )
+
+
+def step_plan_from_pb(message: worker_pb2.StepPlan) -> StepPlan:
+    """Translate; columns that disagree are refused."""
+    check_columns(
+        f"step {message.step_id}",
+        ("rows", len(message.rows)),
+        ("num_computed_tokens", len(message.num_computed_tokens)),
+        ("num_tokens", len(message.num_tokens)),
+        ("samples", len(message.samples)),
+        ("num_appended_tokens", len(message.num_appended_tokens)),
+        ("num_new_blocks", len(message.num_new_blocks)),
+    )
+    check_columns(
+        f"step {message.step_id}",
+        ("sum of num_appended_tokens", sum(message.num_appended_tokens)),
+        ("appended_token_ids", len(message.appended_token_ids)),
+    )
+    check_columns(
+        f"step {message.step_id}",
+        ("sum of num_new_blocks", sum(message.num_new_blocks)),
+        ("new_block_ids", len(message.new_block_ids)),
+    )
+    return StepPlan(
+        epoch=Epoch(message.epoch),
+        step_id=StepId(message.step_id),
+        rows=[Row(row) for row in message.rows],
+        num_computed_tokens=list(message.num_computed_tokens),
+        num_tokens=list(message.num_tokens),
+        samples=list(message.samples),
+        num_appended_tokens=list(message.num_appended_tokens),
+        appended_token_ids=list(message.appended_token_ids),
+        num_new_blocks=list(message.num_new_blocks),
+        new_block_ids=[BlockId(block) for block in message.new_block_ids],
+        new_sequences=[
+            NewSequence(
+                row=Row(sequence.row),
+                request_id=RequestId(sequence.request_id),
+                token_ids=token_ids(sequence.token_ids),
+                num_prompt_tokens=sequence.num_prompt_tokens,
+                sampling=sampling_from_pb(sequence.sampling),
+            )
+            for sequence in message.new_sequences
+        ],
+        released_rows=[Row(row) for row in message.released_rows],
+    )
+
+
+def step_result_to_pb(result: StepResult) -> worker_pb2.StepResult:
+    """Translate."""
+    return worker_pb2.StepResult(
+        epoch=result.epoch,
+        step_id=result.step_id,
+        token_ids=result.token_ids,
+        invalid=result.invalid,
+        compute_ns=result.compute_ns,
+    )
+
+
+def step_result_from_pb(message: worker_pb2.StepResult) -> StepResult:
+    """Translate."""
+    return StepResult(
+        epoch=Epoch(message.epoch),
+        step_id=StepId(message.step_id),
+        token_ids=list(message.token_ids),
+        invalid=list(message.invalid),
+        compute_ns=message.compute_ns,
+    )
+
+
+def timeline_to_pb(stage: int, tp_rank: int, timings: list[StepTiming]) -> worker_pb2.GetTimelineResponse:
+    """Translate."""
+    return worker_pb2.GetTimelineResponse(
+        stage=stage,
+        tp_rank=tp_rank,
+        step_ids=[timing.step_id for timing in timings],
+        received_ns=[timing.received_ns for timing in timings],
+        started_ns=[timing.started_ns for timing in timings],
+        ended_ns=[timing.ended_ns for timing in timings],
+        num_sequences=[timing.num_sequences for timing in timings],
+        num_tokens=[timing.num_tokens for timing in timings],
+    )
+
+
+def timeline_from_pb(message: worker_pb2.GetTimelineResponse) -> list[StepTiming]:
+    """Translate; oldest step first."""
+    columns = (
+        message.step_ids,
+        message.received_ns,
+        message.started_ns,
+        message.ended_ns,
+        message.num_sequences,
+        message.num_tokens,
+    )
+    names = ("step_ids", "received_ns", "started_ns", "ended_ns", "num_sequences", "num_tokens")
+    check_columns("timeline", *((name, len(column)) for name, column in zip(names, columns, strict=True)))
+    return [StepTiming(StepId(step_id), *rest) for step_id, *rest in zip(*columns, strict=True)]

@@ -1,0 +1,136 @@
+"""What each service is started with: one frozen dataclass a concern, valid by construction.
+
+The command line (``services.cli``) builds them from options and ``ORCA_…`` environment variables; each service gets its
+own piece only.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from shared.errors import ConfigError
+from shared.topology import Topology
+
+__all__ = ["DEFAULT_MODEL", "EngineConfig", "GatewayConfig", "ListenConfig", "SchedulerConfig", "WorkerConfig"]
+
+DEFAULT_MODEL = "smollm2-135m-instruct"
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+DEVICES = ("auto", "cpu", "cuda")
+
+
+def _check_range(name: str, value: float, low: float, high: float) -> None:
+    if not low <= value <= high:
+        raise ConfigError(f"--{name} must be between {low} and {high}, not {value}")
+
+
+def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise ConfigError(f"--{name} must be one of {', '.join(choices)}, not {value!r}")
+
+
+def _check_address(name: str, address: str) -> None:
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal() or not 0 < int(port) < 65536:
+        raise ConfigError(f"--{name} must be HOST:PORT, not {address!r}")
+
+
+@dataclass(frozen=True, slots=True)
+class ListenConfig:
+    """Where a service listens."""
+
+    host: str = "127.0.0.1"
+    port: int = 0
+    """0 takes any free port."""
+
+    def __post_init__(self) -> None:
+        """Check ranges."""
+        _check_range("port", self.port, 0, 65535)
+        if not self.host:
+            raise ConfigError("--host must not be empty; 127.0.0.1 is this host only, 0.0.0.0 is every interface")
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """The engine: one model on one mesh of workers, and how iterations are chosen."""
+
+    model: str = DEFAULT_MODEL
+    topology: Topology = field(default_factory=Topology)
+    dtype: str = "auto"
+    """"auto" is float32 on CPUs and bfloat16 on GPUs."""
+    max_batch_size: int = 32
+    """Requests in one iteration at most (``max_bs`` of ORCA's Algorithm 1)."""
+    kv_memory_bytes: int = 1 << 30
+    """Memory for K/V on each worker; the number of slots of Algorithm 1 follows from it."""
+    block_size: int = 16
+    """Tokens in one K/V block."""
+    max_model_len: int = 0
+    """Longest sequence, prompt and output, in tokens; 0 takes the model's own limit."""
+    max_waiting: int = 4096
+    """Requests that may wait; one more is refused with RESOURCE_EXHAUSTED."""
+    collective_timeout_s: int = 60
+    """A collective or an activation that takes longer is taken for lost."""
+
+    def __post_init__(self) -> None:
+        """Check ranges."""
+        if not self.model:
+            raise ConfigError("--model must not be empty")
+        _check_choice("dtype", self.dtype, DTYPES)
+        _check_range("max-batch-size", self.max_batch_size, 1, 65536)
+        _check_range("kv-memory", self.kv_memory_bytes, 1 << 10, 1 << 44)
+        _check_range("block-size", self.block_size, 1, 1024)
+        _check_range("max-model-len", self.max_model_len, 0, 1 << 24)
+        _check_range("max-waiting", self.max_waiting, 1, 1 << 24)
+        _check_range("collective-timeout", self.collective_timeout_s, 1, 86400)
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerConfig:
+    """The scheduler service."""
+
+    listen: ListenConfig = field(default_factory=ListenConfig)
+    engine: EngineConfig = field(default_factory=EngineConfig)
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerConfig:
+    """One worker."""
+
+    scheduler: str
+    """host:port of the scheduler."""
+    stage: int = 0
+    tp_rank: int = 0
+    listen: ListenConfig = field(default_factory=ListenConfig)
+    advertise_host: str = ""
+    """Host name under which the scheduler and other workers reach this one; empty: the one it listens at."""
+    device: str = "auto"
+    """"auto" is CUDA where there is a GPU."""
+    num_threads: int = 0
+    """Compute threads; 0 leaves the choice to torch."""
+
+    def __post_init__(self) -> None:
+        """Check ranges."""
+        _check_address("scheduler", self.scheduler)
+        _check_range("stage", self.stage, 0, 1023)
+        _check_range("tp-rank", self.tp_rank, 0, 1023)
+        _check_choice("device", self.device, DEVICES)
+        _check_range("threads", self.num_threads, 0, 1024)
+        if not self.advertise_host and self.listen.host in {"0.0.0.0", "::"}:  # noqa: S104 - compared, not bound
+            raise ConfigError(
+                "--advertise-host is needed when --host is every interface: others must know a name to call"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayConfig:
+    """One gateway."""
+
+    scheduler: str
+    """host:port of the scheduler."""
+    listen: ListenConfig = field(default_factory=lambda: ListenConfig(port=50051))
+    max_requests: int = 1024
+    """Requests served at once; one more is refused with RESOURCE_EXHAUSTED."""
+
+    def __post_init__(self) -> None:
+        """Check ranges."""
+        _check_address("scheduler", self.scheduler)
+        _check_range("max-requests", self.max_requests, 1, 1 << 20)

@@ -1,0 +1,92 @@
+"""The errors that cross a service's seam, each with its gRPC status.
+
+::
+
+    OrcaError                       INTERNAL
+    ├── InvalidRequestError         INVALID_ARGUMENT     the request can never succeed as it is
+    ├── ModelError                  FAILED_PRECONDITION  the model cannot be found, read or run
+    │   └── ModelNotFoundError      NOT_FOUND
+    ├── ConfigError                 INVALID_ARGUMENT     the service was started with options that cannot work
+    ├── AlreadyClaimedError         ALREADY_EXISTS       a second worker claims a rank that is taken
+    ├── OverloadedError             RESOURCE_EXHAUSTED   try again later
+    ├── UnavailableError            UNAVAILABLE          a neighbour is not there (yet)
+    │   └── EngineLostError         UNAVAILABLE          the workers were lost in mid-flight
+    └── ProtocolError               FAILED_PRECONDITION  a peer broke the contract (a gap in step ids, a stale epoch)
+
+Messages are for users: they say what is wrong and what to do about it.
+"""
+
+from __future__ import annotations
+
+import grpc
+
+__all__ = [
+    "AlreadyClaimedError",
+    "ConfigError",
+    "EngineLostError",
+    "InvalidRequestError",
+    "ModelError",
+    "ModelNotFoundError",
+    "OrcaError",
+    "OverloadedError",
+    "ProtocolError",
+    "UnavailableError",
+]
+
+
+class OrcaError(Exception):
+    """Base of all errors that a peer or a user may see."""
+
+    code: grpc.StatusCode = grpc.StatusCode.INTERNAL
+
+
+class InvalidRequestError(OrcaError):
+    """The request can never succeed as it is; the message names the field and the limit."""
+
+    code = grpc.StatusCode.INVALID_ARGUMENT
+
+
+class ModelError(OrcaError):
+    """The model's files are damaged, incomplete or of a kind that is not supported."""
+
+    code = grpc.StatusCode.FAILED_PRECONDITION
+
+
+class ModelNotFoundError(ModelError):
+    """No model has that name or path."""
+
+    code = grpc.StatusCode.NOT_FOUND
+
+
+class ConfigError(OrcaError):
+    """The service was started with options that cannot work together."""
+
+    code = grpc.StatusCode.INVALID_ARGUMENT
+
+
+class AlreadyClaimedError(OrcaError):
+    """A second worker claims a rank that another one holds."""
+
+    code = grpc.StatusCode.ALREADY_EXISTS
+
+
+class OverloadedError(OrcaError):
+    """A bounded queue is full; the same request may succeed later."""
+
+    code = grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+class UnavailableError(OrcaError):
+    """A neighbour is not there, or this service is leaving."""
+
+    code = grpc.StatusCode.UNAVAILABLE
+
+
+class EngineLostError(UnavailableError):
+    """A worker died, hung or broke the contract; the epoch is over."""
+
+
+class ProtocolError(OrcaError):
+    """A peer broke the contract between the services."""
+
+    code = grpc.StatusCode.FAILED_PRECONDITION

@@ -1,0 +1,108 @@
+"""The life of a service's process: event loop, signals, drain, exit code.
+
+Every service is a coroutine that gets a ``Shutdown`` and returns when it has drained. SIGTERM and SIGINT ask it to
+leave; a second signal ends it at once. With ``exit_with_parent`` the end of standard input asks too: the supervisor
+holds the other end of that pipe, so its death, by whatever cause, takes its children along.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from typing import TYPE_CHECKING
+
+import uvloop
+
+from shared.errors import OrcaError
+from shared.log import get_logger
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+__all__ = ["Shutdown", "run_service"]
+
+
+class Shutdown:
+    """The wish that this process leaves, and how long it may take."""
+
+    def __init__(self, grace_s: float) -> None:
+        self.grace_s = grace_s
+        self._requested = asyncio.Event()
+        self.reason = ""
+
+    @property
+    def requested(self) -> bool:
+        """True once somebody asked."""
+        return self._requested.is_set()
+
+    def request(self, reason: str) -> None:
+        """Ask the service to leave; only the first reason is kept."""
+        if not self._requested.is_set():
+            self.reason = reason
+            self._requested.set()
+
+    async def wait(self) -> None:
+        """Wait until somebody asks."""
+        await self._requested.wait()
+
+
+def run_service(
+    main: Callable[[Shutdown], Awaitable[None]], *, grace_s: float = 10.0, exit_with_parent: bool = False
+) -> int:
+    """Run ``main`` on a uvloop until it returns; the process's exit code is returned.
+
+    0: it left as asked. 1: it failed, and the cause has been logged as one event.
+    """
+    try:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            return runner.run(_serve(main, grace_s, exit_with_parent))
+    except KeyboardInterrupt:
+        return 130
+
+
+async def _serve(main: Callable[[Shutdown], Awaitable[None]], grace_s: float, exit_with_parent: bool) -> int:
+    loop = asyncio.get_running_loop()
+    shutdown = Shutdown(grace_s)
+
+    def on_signal(number: signal.Signals) -> None:
+        if shutdown.requested:
+            os._exit(128 + number)
+        shutdown.request(number.name)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, on_signal, number)
+    if exit_with_parent:
+        await loop.connect_read_pipe(lambda: _ParentWatch(shutdown), sys.stdin)
+    exit_code = 0
+    try:
+        await main(shutdown)
+    except* OrcaError as group:
+        exit_code = 1
+        for error in _leaves(group):
+            get_logger().error("service_failed", error=type(error).__name__, message=str(error))
+    except* Exception as group:  # noqa: BLE001 - the last place before the process ends
+        exit_code = 1
+        get_logger().error("service_failed", error="unexpected", exc_info=group)
+    if exit_code == 0:
+        get_logger().info("service_stopped", reason=shutdown.reason or "done")
+    return exit_code
+
+
+def _leaves(group: BaseExceptionGroup[OrcaError]) -> list[BaseException]:
+    found: list[BaseException] = []
+    for error in group.exceptions:
+        found += _leaves(error) if isinstance(error, BaseExceptionGroup) else [error]
+    return found
+
+
+class _ParentWatch(asyncio.Protocol):
+    """Asks for shutdown when the other end of standard input closes."""
+
+    def __init__(self, shutdown: Shutdown) -> None:
+        self._shutdown = shutdown
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        del exc
+        self._shutdown.request("parent_gone")

@@ -1,0 +1,224 @@
+"""How every service of the mesh speaks gRPC: options of both ends, error mapping, request ids, health, reflection.
+
+Limits and keepalive stand here once, since a limit set on one end only does nothing, and a ping that the other end does
+not permit kills the stream ("too many pings").
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import grpc
+import structlog
+from grpc import aio
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from shared import errors
+from shared.log import get_logger
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Iterator
+
+__all__ = [
+    "MAX_MESSAGE_BYTES",
+    "REQUEST_ID_KEY",
+    "RpcServer",
+    "bound_address",
+    "connect",
+    "error_from_rpc",
+    "mapped_errors",
+    "request_id_of",
+]
+
+MAX_MESSAGE_BYTES = 64 * 1024 * 1024
+"""Largest message in either direction."""
+
+REQUEST_ID_KEY = "x-request-id"
+"""Metadata key that carries the request id from service to service."""
+
+_KEEPALIVE_TIME_MS = 20_000
+_KEEPALIVE_TIMEOUT_MS = 10_000
+
+_MESSAGE_OPTIONS: list[tuple[str, Any]] = [
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+]
+_CHANNEL_OPTIONS: list[tuple[str, Any]] = [
+    *_MESSAGE_OPTIONS,
+    ("grpc.keepalive_time_ms", _KEEPALIVE_TIME_MS),
+    ("grpc.keepalive_timeout_ms", _KEEPALIVE_TIMEOUT_MS),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+    # Neighbours of a mesh come and go: look again soon.
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 2_000),
+]
+_SERVER_OPTIONS: list[tuple[str, Any]] = [
+    *_MESSAGE_OPTIONS,
+    # A second server on a taken port must fail, not steal calls.
+    ("grpc.so_reuseport", 0),
+    # Pings are permitted more often than any client of ours sends them, also between calls.
+    ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+    ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_ping_strikes", 0),
+    # A peer that vanished without a word is noticed.
+    ("grpc.keepalive_time_ms", _KEEPALIVE_TIME_MS),
+    ("grpc.keepalive_timeout_ms", _KEEPALIVE_TIMEOUT_MS),
+]
+
+
+def connect(address: str) -> aio.Channel:
+    """Open a channel to a service of the mesh; connecting itself happens with the first call."""
+    return aio.insecure_channel(address, options=_CHANNEL_OPTIONS)
+
+
+def bound_address(host: str, port: int) -> str:
+    """``host:port`` as gRPC wants it, IPv6 hosts in brackets."""
+    return f"[{host}]:{port}" if ":" in host and not host.startswith("[") else f"{host}:{port}"
+
+
+def request_id_of(context: aio.ServicerContext[Any, Any]) -> str | None:
+    """Request id that the caller put into the metadata, or None."""
+    for key, value in context.invocation_metadata() or ():
+        if key == REQUEST_ID_KEY:
+            return value if isinstance(value, str) else value.decode("ascii", "replace")
+    return None
+
+
+def error_from_rpc(failure: aio.AioRpcError, what: str) -> errors.OrcaError:
+    """Turn a failed call into the typed error that the other side raised; ``what`` names the peer for people."""
+    code = failure.code()
+    message = f"{what}: {failure.details() or code.name}"
+    kinds = [errors.InvalidRequestError, errors.ModelNotFoundError, errors.AlreadyClaimedError]
+    kinds += [errors.OverloadedError, errors.UnavailableError, errors.ModelError]
+    for kind in kinds:
+        if kind.code is code:
+            return kind(message)
+    return errors.OrcaError(message)
+
+
+async def _abort(context: aio.ServicerContext[Any, Any], error: BaseException, method: str) -> NoReturn:
+    """End the call with the error's own status; what is not ours is logged with its traceback and stays hidden."""
+    if isinstance(error, errors.OrcaError):
+        await context.abort(error.code, str(error))
+    get_logger().error("rpc_failed", method=method, exc_info=error)
+    await context.abort(grpc.StatusCode.INTERNAL, "internal error; the service's log has the details")
+
+
+@contextlib.asynccontextmanager
+async def mapped_errors(context: aio.ServicerContext[Any, Any], method: str) -> AsyncIterator[None]:
+    """Wrap a handler's body: typed errors become their status. ``abort`` itself and cancellation pass through."""
+    try:
+        yield
+    except (aio.AbortError, GeneratorExit):
+        raise
+    except Exception as error:  # noqa: BLE001 - the one place where any failure of a handler becomes a status
+        await _abort(context, error, method)
+
+
+class _ErrorInterceptor(aio.ServerInterceptor):
+    """Maps errors to statuses and binds the caller's request id to the logs, for every method of a server."""
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Any],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> Any:
+        handler = await continuation(handler_call_details)
+        method: str = handler_call_details.method
+        # Health and reflection map their own errors, and some of their handlers are not coroutines.
+        if handler is None or not method.startswith("/orca."):
+            return handler
+        if handler.response_streaming:
+            inner_stream = handler.stream_stream if handler.request_streaming else handler.unary_stream
+
+            async def stream(request: Any, context: aio.ServicerContext[Any, Any]) -> AsyncIterator[Any]:
+                with _bound_request_id(context):
+                    async with mapped_errors(context, method):
+                        responses = inner_stream(request, context)
+                        try:
+                            async for response in responses:
+                                yield response
+                        finally:
+                            await responses.aclose()
+
+            make = (
+                grpc.stream_stream_rpc_method_handler
+                if handler.request_streaming
+                else grpc.unary_stream_rpc_method_handler
+            )
+            return make(stream, handler.request_deserializer, handler.response_serializer)
+        inner_unary = handler.stream_unary if handler.request_streaming else handler.unary_unary
+
+        async def unary(request: Any, context: aio.ServicerContext[Any, Any]) -> Any:
+            with _bound_request_id(context):
+                async with mapped_errors(context, method):
+                    return await inner_unary(request, context)
+
+        make_unary = (
+            grpc.stream_unary_rpc_method_handler if handler.request_streaming else grpc.unary_unary_rpc_method_handler
+        )
+        return make_unary(unary, handler.request_deserializer, handler.response_serializer)
+
+
+@contextlib.contextmanager
+def _bound_request_id(context: aio.ServicerContext[Any, Any]) -> Iterator[None]:
+    request_id = request_id_of(context)
+    if request_id is None:
+        yield
+        return
+    with structlog.contextvars.bound_contextvars(request_id=request_id):
+        yield
+
+
+class RpcServer:
+    """A gRPC server with error mapping, ``grpc.health.v1`` and reflection.
+
+    It listens as soon as it starts, but its health is NOT_SERVING until ``set_ready``: readiness is a statement of the
+    service, not of the socket.
+    """
+
+    def __init__(self, *, max_concurrent_rpcs: int | None = None) -> None:
+        self._server = aio.server(
+            interceptors=[_ErrorInterceptor()], options=_SERVER_OPTIONS, maximum_concurrent_rpcs=max_concurrent_rpcs
+        )
+        self._health = health.aio.HealthServicer()
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        self._names: list[str] = []
+        self.port: int | None = None
+
+    def add(self, register: Callable[[Any, aio.Server], None], servicer: object, full_name: str) -> None:
+        """Add a servicer by its generated ``add_…_to_server`` function; ``full_name`` is like ``orca.v1.Worker``."""
+        register(servicer, self._server)
+        self._names.append(full_name)
+
+    async def start(self, host: str, port: int) -> int:
+        """Listen at ``host:port`` (0: any free port) and return the port. Raises ``ConfigError`` where it is taken."""
+        reflection.enable_server_reflection([*self._names, health.SERVICE_NAME, reflection.SERVICE_NAME], self._server)
+        await self.set_ready(ready=False)
+        address = bound_address(host, port)
+        try:
+            bound_port = self._server.add_insecure_port(address)
+        except RuntimeError as failure:
+            raise errors.ConfigError(
+                f"cannot listen at {address}: the port is in use or the address is not this host's; "
+                f"stop the other program or choose another port (0 takes any free one)"
+            ) from failure
+        await self._server.start()
+        self.port = bound_port
+        return bound_port
+
+    async def set_ready(self, *, ready: bool) -> None:
+        """Publish readiness to all who ask or watch."""
+        status = health_pb2.HealthCheckResponse.SERVING if ready else health_pb2.HealthCheckResponse.NOT_SERVING
+        for name in ["", *self._names]:
+            await self._health.set(name, status)
+
+    async def stop(self, grace_s: float) -> None:
+        """Refuse new calls, give running ones ``grace_s`` seconds, then cancel them."""
+        await self._health.enter_graceful_shutdown()
+        await self._server.stop(grace_s)
