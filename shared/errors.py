@@ -18,7 +18,7 @@ Messages are for users: they say what is wrong and what to do about it.
 
 from __future__ import annotations
 
-import grpc
+from shared.status import StatusCode
 
 __all__ = [
     "AlreadyClaimedError",
@@ -37,49 +37,49 @@ __all__ = [
 class OrcaError(Exception):
     """Base of all errors that a peer or a user may see."""
 
-    code: grpc.StatusCode = grpc.StatusCode.INTERNAL
+    code: StatusCode = StatusCode.INTERNAL
 
 
 class InvalidRequestError(OrcaError):
     """The request can never succeed as it is; the message names the field and the limit."""
 
-    code = grpc.StatusCode.INVALID_ARGUMENT
+    code = StatusCode.INVALID_ARGUMENT
 
 
 class ModelError(OrcaError):
     """The model's files are damaged, incomplete or of a kind that is not supported."""
 
-    code = grpc.StatusCode.FAILED_PRECONDITION
+    code = StatusCode.FAILED_PRECONDITION
 
 
 class ModelNotFoundError(ModelError):
     """No model has that name or path."""
 
-    code = grpc.StatusCode.NOT_FOUND
+    code = StatusCode.NOT_FOUND
 
 
 class ConfigError(OrcaError):
     """The service was started with options that cannot work together."""
 
-    code = grpc.StatusCode.INVALID_ARGUMENT
+    code = StatusCode.INVALID_ARGUMENT
 
 
 class AlreadyClaimedError(OrcaError):
     """A second worker claims a rank that another one holds."""
 
-    code = grpc.StatusCode.ALREADY_EXISTS
+    code = StatusCode.ALREADY_EXISTS
 
 
 class OverloadedError(OrcaError):
     """A bounded queue is full; the same request may succeed later."""
 
-    code = grpc.StatusCode.RESOURCE_EXHAUSTED
+    code = StatusCode.RESOURCE_EXHAUSTED
 
 
 class UnavailableError(OrcaError):
     """A neighbour is not there, or this service is leaving."""
 
-    code = grpc.StatusCode.UNAVAILABLE
+    code = StatusCode.UNAVAILABLE
 
 
 class EngineLostError(UnavailableError):
@@ -89,4 +89,4 @@ class EngineLostError(UnavailableError):
 class ProtocolError(OrcaError):
     """A peer broke the contract between the services."""
 
-    code = grpc.StatusCode.FAILED_PRECONDITION
+    code = StatusCode.FAILED_PRECONDITION

@@ -11,7 +11,7 @@ from array import array
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-import grpc
+from shared.status import StatusCode
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -111,7 +111,7 @@ class Ended:
 
     handle: Handle
     reason: FinishReason
-    error_code: grpc.StatusCode = grpc.StatusCode.OK
+    error_code: StatusCode = StatusCode.OK
     error_message: str = ""
     queue_ns: int = 0
     prefill_ns: int = 0

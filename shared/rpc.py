@@ -17,6 +17,7 @@ from grpc_reflection.v1alpha import reflection
 
 from shared import errors
 from shared.log import get_logger
+from shared.status import StatusCode
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
@@ -28,8 +29,10 @@ __all__ = [
     "bound_address",
     "connect",
     "error_from_rpc",
+    "grpc_status",
     "mapped_errors",
     "request_id_of",
+    "status_of",
 ]
 
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
@@ -37,6 +40,8 @@ MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 
 REQUEST_ID_KEY = "x-request-id"
 """Metadata key that carries the request id from service to service."""
+
+_GRPC_STATUS: dict[int, grpc.StatusCode] = {code.value[0]: code for code in grpc.StatusCode}
 
 _KEEPALIVE_TIME_MS = 20_000
 _KEEPALIVE_TIMEOUT_MS = 10_000
@@ -89,9 +94,19 @@ def request_id_of(context: aio.ServicerContext[Any, Any]) -> str | None:
     return None
 
 
+def grpc_status(code: StatusCode) -> grpc.StatusCode:
+    """The library's own enum member for one of our codes."""
+    return _GRPC_STATUS[code]
+
+
+def status_of(failure: aio.AioRpcError) -> StatusCode:
+    """Status of a failed call."""
+    return StatusCode(failure.code().value[0])
+
+
 def error_from_rpc(failure: aio.AioRpcError, what: str) -> errors.OrcaError:
     """Turn a failed call into the typed error that the other side raised; ``what`` names the peer for people."""
-    code = failure.code()
+    code = status_of(failure)
     message = f"{what}: {failure.details() or code.name}"
     kinds = [errors.InvalidRequestError, errors.ModelNotFoundError, errors.AlreadyClaimedError]
     kinds += [errors.OverloadedError, errors.UnavailableError, errors.ModelError]
@@ -104,7 +119,7 @@ def error_from_rpc(failure: aio.AioRpcError, what: str) -> errors.OrcaError:
 async def _abort(context: aio.ServicerContext[Any, Any], error: BaseException, method: str) -> NoReturn:
     """End the call with the error's own status; what is not ours is logged with its traceback and stays hidden."""
     if isinstance(error, errors.OrcaError):
-        await context.abort(error.code, str(error))
+        await context.abort(grpc_status(error.code), str(error))
     get_logger().error("rpc_failed", method=method, exc_info=error)
     await context.abort(grpc.StatusCode.INTERNAL, "internal error; the service's log has the details")
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import grpc
-
 from shared.codec.columns import check_columns
 from shared.codec.engine import engine_info_from_pb, engine_info_to_pb, sampling_from_pb, sampling_to_pb
 from shared.errors import ProtocolError
 from shared.ids import Handle, RequestId
 from shared.messages import Cancel, Ended, FinishReason, Hello, SessionEvents, Submit, token_ids
 from shared.pb import common_pb2, scheduler_pb2
+from shared.status import StatusCode
 
 __all__ = [
     "session_events_from_pb",
@@ -17,8 +16,6 @@ __all__ = [
     "session_request_from_pb",
     "session_request_to_pb",
 ]
-
-_STATUS_BY_NUMBER: dict[int, grpc.StatusCode] = {code.value[0]: code for code in grpc.StatusCode}
 
 
 def session_request_to_pb(message: Hello | Submit | Cancel) -> scheduler_pb2.SessionRequest:
@@ -72,7 +69,7 @@ def session_events_to_pb(events: SessionEvents) -> scheduler_pb2.SessionEvents:
             scheduler_pb2.Ended(
                 handle=ended.handle,
                 reason=common_pb2.FinishReason.ValueType(ended.reason.value),
-                error_code=ended.error_code.value[0],
+                error_code=ended.error_code,
                 error_message=ended.error_message,
                 queue_ns=ended.queue_ns,
                 prefill_ns=ended.prefill_ns,
@@ -95,7 +92,7 @@ def session_events_from_pb(message: scheduler_pb2.SessionEvents) -> SessionEvent
             Ended(
                 handle=Handle(ended.handle),
                 reason=_finish_reason(ended.reason),
-                error_code=_STATUS_BY_NUMBER.get(ended.error_code, grpc.StatusCode.UNKNOWN),
+                error_code=_status_code(ended.error_code),
                 error_message=ended.error_message,
                 queue_ns=ended.queue_ns,
                 prefill_ns=ended.prefill_ns,
@@ -113,3 +110,10 @@ def _finish_reason(value: int) -> FinishReason:
         return FinishReason(value)
     except ValueError:
         raise ProtocolError(f"unknown finish reason {value}: gateway and scheduler are of different versions") from None
+
+
+def _status_code(value: int) -> StatusCode:
+    try:
+        return StatusCode(value)
+    except ValueError:
+        return StatusCode.UNKNOWN
