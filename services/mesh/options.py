@@ -1,0 +1,103 @@
+"""What a local mesh is started with, and the command line of each of its processes.
+
+Every option is given explicitly, so that ``ORCA_…`` variables meant for the supervisor never reach a child by accident.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass, field
+
+from shared.config import EngineConfig, GatewayConfig, ListenConfig, WorkerConfig
+from shared.errors import ConfigError
+
+__all__ = ["MeshOptions"]
+
+_LOOPBACK = ListenConfig(host="127.0.0.1", port=0)
+"""Only the gateway is reached from outside; all others listen at any free loopback port."""
+
+
+@dataclass(frozen=True, slots=True)
+class MeshOptions:
+    """A mesh on this host: a scheduler, a gateway and one worker for each rank of the engine's topology."""
+
+    engine: EngineConfig = field(default_factory=EngineConfig)
+    listen: ListenConfig = field(default_factory=ListenConfig)
+    """Where the gateway listens."""
+    max_requests: int = 1024
+    """Requests that the gateway serves at once."""
+    device: str = "auto"
+    num_threads: int = 0
+    """Compute threads of each worker; 0 divides the CPUs among them."""
+    grace_s: float = 10.0
+    """Time that each of gateway, scheduler and workers has to drain."""
+    log_level: str = "info"
+    """Level at which the processes log; at least ``info``, since their addresses are learned from their logs."""
+
+    def __post_init__(self) -> None:
+        """Check what the services would check, before any of them is started."""
+        GatewayConfig(scheduler="127.0.0.1:1", listen=self.listen, max_requests=self.max_requests)
+        WorkerConfig(scheduler="127.0.0.1:1", device=self.device, num_threads=self.num_threads)
+        if not 0 <= self.grace_s <= 86400:
+            raise ConfigError(f"--grace must be between 0 and 86400 seconds, not {self.grace_s:g}")
+
+    @property
+    def threads_per_worker(self) -> int:
+        """Compute threads of each worker."""
+        num_cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        return self.num_threads or max(1, num_cpus // self.engine.topology.world_size)
+
+    def environment(self) -> dict[str, str]:
+        """Environment of every process."""
+        return {**os.environ, "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": str(self.threads_per_worker)}
+
+    def scheduler_command(self) -> list[str]:
+        """Command line of the scheduler."""
+        engine = self.engine
+        return [
+            *self._service("scheduler", _LOOPBACK),
+            *("--model", engine.model),
+            *("--stages", str(engine.topology.num_stages)),
+            *("--tp", str(engine.topology.tp_size)),
+            *("--dtype", engine.dtype),
+            *("--max-batch-size", str(engine.max_batch_size)),
+            *("--kv-memory", str(engine.kv_memory_bytes)),
+            *("--block-size", str(engine.block_size)),
+            *("--max-model-len", str(engine.max_model_len)),
+            *("--max-waiting", str(engine.max_waiting)),
+            *("--collective-timeout", str(engine.collective_timeout_s)),
+        ]
+
+    def worker_command(self, scheduler: str, stage: int, tp_rank: int) -> list[str]:
+        """Command line of one worker; ``scheduler`` is host:port."""
+        return [
+            *self._service("worker", _LOOPBACK),
+            *("--scheduler", scheduler),
+            *("--stage", str(stage)),
+            *("--tp-rank", str(tp_rank)),
+            *("--advertise-host", _LOOPBACK.host),
+            *("--device", self.device),
+            *("--threads", str(self.threads_per_worker)),
+        ]
+
+    def gateway_command(self, scheduler: str) -> list[str]:
+        """Command line of the gateway; ``scheduler`` is host:port."""
+        return [
+            *self._service("gateway", self.listen),
+            *("--scheduler", scheduler),
+            *("--max-requests", str(self.max_requests)),
+        ]
+
+    def _service(self, name: str, listen: ListenConfig) -> list[str]:
+        level = "debug" if self.log_level == "debug" else "info"
+        # -P: a folder named services or shared in the user's working directory must not be imported.
+        return [
+            *(sys.executable, "-P", "-m", "services.cli", name),
+            "--exit-with-parent",
+            *("--host", listen.host),
+            *("--port", str(listen.port)),
+            *("--grace", f"{self.grace_s:g}"),
+            *("--log-level", level),
+            *("--log-format", "json"),
+        ]
