@@ -1,4 +1,4 @@
-"""Status codes of gRPC, by its numbers and names, for code that must not import gRPC (the scheduler's core above all)."""
+"""gRPC status codes by number and name, for code that must not import gRPC: the scheduler's core above all."""
 
 from __future__ import annotations
 

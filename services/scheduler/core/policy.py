@@ -28,7 +28,7 @@ class KvPolicy(Protocol):
 
 
 class ReservePolicy:
-    """ORCA's policy: reserve all slots that a request can ever need, at its first schedule (Algorithm 1, lines 13 to 27).
+    """ORCA's policy: reserve all slots a request can ever need, at its first schedule (Algorithm 1, lines 13 to 27).
 
     A request that has started can therefore always go on: no deadlock, no preemption. The price is memory that stays
     unused when outputs are shorter than ``max_tokens``.

@@ -1,0 +1,84 @@
+"""The scheduler service: wiring, readiness, drain."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from services.scheduler.core.core import SchedulerCore
+from services.scheduler.keeper import EngineKeeper
+from services.scheduler.loop import EngineLoop
+from services.scheduler.registry import WorkerRegistry, WorkerRegistryServicer
+from services.scheduler.servicer import SchedulerServicer
+from shared.clock import SystemClock
+from shared.log import get_logger
+from shared.messages import EngineStatus
+from shared.pb import scheduler_pb2_grpc, worker_pb2_grpc
+from shared.rpc import RpcServer, bound_address
+
+if TYPE_CHECKING:
+    from shared.config import SchedulerConfig
+    from shared.lifecycle import Shutdown
+
+__all__ = ["run_scheduler"]
+
+_STOP_GRACE_S = 0.5
+"""What is left to say once everything has drained: the ends of streams."""
+
+
+async def run_scheduler(config: SchedulerConfig, shutdown: Shutdown) -> None:
+    """Serve until asked to leave; then let the requests in the pool end, for ``shutdown.grace_s`` at most."""
+    core = SchedulerCore(max_batch_size=config.engine.max_batch_size, max_waiting=config.engine.max_waiting)
+    loop = EngineLoop(core, SystemClock())
+    registry = WorkerRegistry(config.engine.topology)
+    server = RpcServer()
+    keeper = EngineKeeper(config.engine, registry, loop, server)
+    sessions = SchedulerServicer(loop, lambda: _status(keeper, registry, loop))
+    server.add(scheduler_pb2_grpc.add_SchedulerServicer_to_server, sessions, "orca.v1.Scheduler")
+    server.add(
+        worker_pb2_grpc.add_WorkerRegistryServicer_to_server,
+        WorkerRegistryServicer(registry),
+        "orca.v1.WorkerRegistry",
+    )
+    port = await server.start(config.listen.host, config.listen.port)
+    get_logger().info("service_listening", address=bound_address(config.listen.host, port))
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            running = [tasks.create_task(loop.run()), tasks.create_task(keeper.run())]
+            await shutdown.wait()
+            get_logger().info("draining", grace_s=shutdown.grace_s)
+            await server.set_ready(ready=False)
+            try:
+                async with asyncio.timeout(shutdown.grace_s):
+                    await loop.drain()
+            except TimeoutError:
+                get_logger().warning("drain_timed_out", num_running=loop.stats().num_running)
+            for task in running:
+                task.cancel()
+    finally:
+        sessions.close_sessions()
+        await server.stop(_STOP_GRACE_S)
+
+
+def _status(keeper: EngineKeeper, registry: WorkerRegistry, loop: EngineLoop) -> EngineStatus:
+    stats = loop.stats()
+    missing = ", ".join(f"stage {stage} rank {tp_rank}" for stage, tp_rank in registry.missing())
+    reason = ""
+    if loop.info is None:
+        reason = f"waiting for workers: {missing}" if missing else keeper.reason or "the workers are loading the model"
+    return EngineStatus(
+        ready=loop.info is not None,
+        reason=reason,
+        epoch=keeper.epoch,
+        info=loop.info,
+        workers=registry.statuses(),
+        num_running=stats.num_running,
+        num_waiting=stats.num_waiting,
+        num_in_flight_steps=stats.num_in_flight_steps,
+        num_reserved_slots=stats.num_reserved_slots,
+        num_steps=stats.num_steps,
+        num_output_tokens=stats.num_output_tokens,
+        num_finished=stats.num_finished,
+        last_batch_size=stats.last_batch_size,
+        last_batch_tokens=stats.last_batch_tokens,
+    )

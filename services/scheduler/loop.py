@@ -1,0 +1,226 @@
+"""The one task that owns the core: commands and results in, control messages and events out.
+
+Everybody else puts commands into its inbox. An iteration's result is applied, the next iteration sent, and only then do
+the sessions hear their tokens: the workers never wait for a client.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from services.scheduler.outbox import Outbox
+from shared.errors import EngineLostError, InvalidRequestError, OrcaError, ProtocolError
+from shared.ids import Handle
+from shared.log import get_logger
+from shared.messages import Cancel, Ended, FinishReason, StepResult, Submit
+from shared.status import StatusCode
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from services.scheduler.core.core import SchedulerCore, SchedulerStats, TokenEvent
+    from services.scheduler.epoch import EngineLink
+    from shared.clock import Clock
+    from shared.messages import EngineInfo
+
+__all__ = ["EngineLoop"]
+
+
+@dataclass(frozen=True, slots=True)
+class _FromSession:
+    outbox: Outbox
+    command: Submit | Cancel
+
+
+@dataclass(frozen=True, slots=True)
+class _SessionClosed:
+    outbox: Outbox
+
+
+@dataclass(frozen=True, slots=True)
+class _EpochBegan:
+    link: EngineLink
+
+
+@dataclass(frozen=True, slots=True)
+class _EpochEnded:
+    """The keeper saw it first."""
+
+
+_Command = _FromSession | _SessionClosed | _EpochBegan | _EpochEnded | StepResult
+
+
+class EngineLoop:
+    """The actor around the core. Its public methods only put commands into the inbox, or read."""
+
+    def __init__(self, core: SchedulerCore, clock: Clock) -> None:
+        self._core = core
+        self._clock = clock
+        self._inbox: deque[_Command] = deque()
+        self._wake = asyncio.Event()
+        self._sessions: set[Outbox] = set()
+        self._link: EngineLink | None = None
+        self._on_lost: Callable[[EngineLostError], None] | None = None
+        self._draining = False
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    # --- what others call ---------------------------------------------------------------------------------------------
+
+    def open_session(self, outbox: Outbox) -> None:
+        """Begin to tell a session what happens; it hears at once whether the engine is ready."""
+        self._sessions.add(outbox)
+        if self._link is not None:
+            outbox.engine_ready(self._link.info)
+
+    def command(self, outbox: Outbox, command: Submit | Cancel) -> None:
+        """Submit or cancel on behalf of a session."""
+        self._put(_FromSession(outbox, command))
+
+    def close_session(self, outbox: Outbox) -> None:
+        """The gateway is gone: cancel all its requests."""
+        self._put(_SessionClosed(outbox))
+
+    def deliver(self, result: StepResult) -> None:
+        """Take a result of the last stage."""
+        self._put(result)
+
+    def begin_epoch(self, link: EngineLink, on_lost: Callable[[EngineLostError], None]) -> None:
+        """The engine is there. ``on_lost`` is called once where the loop itself finds it broken."""
+        self._on_lost = on_lost
+        self._put(_EpochBegan(link))
+
+    def end_epoch(self) -> None:
+        """The engine is lost."""
+        self._put(_EpochEnded())
+
+    async def drain(self) -> None:
+        """Refuse new requests from now on and wait until those in the pool have ended."""
+        self._draining = True
+        await self._idle.wait()
+
+    @property
+    def info(self) -> EngineInfo | None:
+        """What the engine is, while it is there."""
+        return None if self._link is None else self._link.info
+
+    def stats(self) -> SchedulerStats:
+        """Snapshot of the core."""
+        return self._core.stats()
+
+    # --- the task -----------------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Own the core until cancelled."""
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            events: list[TokenEvent] = []
+            while self._inbox:
+                events += self._handle(self._inbox.popleft())
+            await self._send_plans()
+            self._publish(events)
+            if self._core.idle and not self._idle.is_set():
+                self._core.check_invariants()
+                self._idle.set()
+
+    def _put(self, command: _Command) -> None:
+        self._inbox.append(command)
+        self._wake.set()
+
+    def _handle(self, command: _Command) -> list[TokenEvent]:
+        match command:
+            case StepResult():
+                return self._apply(command)
+            case _FromSession(outbox, Submit() as submit):
+                self._submit(outbox, submit)
+            case _FromSession(outbox, Cancel() as cancel):
+                event = self._core.abort(outbox, cancel.handle)
+                return [] if event is None else [event]
+            case _SessionClosed(outbox):
+                self._sessions.discard(outbox)
+                num_cancelled = self._core.abort_session(outbox)
+                get_logger().info("session_closed", gateway_id=outbox.gateway_id, num_cancelled=num_cancelled)
+            case _EpochBegan(link):
+                self._link = link
+                events = self._core.engine_ready(link.epoch, link.capacity)
+                for outbox in self._sessions:
+                    outbox.engine_ready(link.info)
+                return events
+            case _EpochEnded():
+                self._lose_engine()
+        return []
+
+    def _submit(self, outbox: Outbox, submit: Submit) -> None:
+        try:
+            if self._draining:
+                raise EngineLostError("the scheduler is shutting down")
+            self._core.add(outbox, submit, self._clock.now_ns())
+            self._idle.clear()
+        except OrcaError as refusal:
+            if isinstance(refusal, InvalidRequestError):
+                get_logger().info("request_refused", request_id=submit.request_id, message=str(refusal))
+            outbox.ended(Ended(submit.handle, FinishReason.ERROR, refusal.code, str(refusal)))
+
+    def _apply(self, result: StepResult) -> list[TokenEvent]:
+        if self._link is None or result.epoch != self._link.epoch:
+            return []  # of an epoch that is over
+        try:
+            return self._core.apply(result, self._clock.now_ns())
+        except ProtocolError as broken:
+            self._report_lost(EngineLostError(str(broken)))
+            return []
+
+    async def _send_plans(self) -> None:
+        """Fill the pipeline; filling it comes before everything else."""
+        while self._link is not None:
+            plan = self._core.schedule(self._clock.now_ns())
+            if plan is None:
+                return
+            try:
+                await self._link.send(plan)
+            except EngineLostError as lost:
+                self._report_lost(lost)
+
+    def _report_lost(self, lost: EngineLostError) -> None:
+        self._lose_engine()
+        if self._on_lost is not None:
+            self._on_lost(lost)
+            self._on_lost = None
+
+    def _lose_engine(self) -> None:
+        if self._link is None:
+            return
+        self._link = None
+        self._core.engine_lost()
+        for outbox in self._sessions:
+            outbox.engine_lost()
+
+    def _publish(self, events: list[TokenEvent]) -> None:
+        for event in events:
+            outbox, handle = event.key
+            assert isinstance(outbox, Outbox)
+            if event.token_id is not None:
+                outbox.token(Handle(handle), event.token_id)
+            if event.finished is not None:
+                outbox.ended(_ended(event))
+
+
+def _ended(event: TokenEvent) -> Ended:
+    sequence = event.sequence
+    assert sequence is not None
+    assert event.finished is not None
+    first, last = sequence.first_token_ns, sequence.last_token_ns
+    started = sequence.scheduled_ns
+    return Ended(
+        handle=Handle(event.key[1]),
+        reason=event.finished,
+        error_code=StatusCode.INTERNAL if event.error else StatusCode.OK,
+        error_message=event.error,
+        queue_ns=0 if started is None else started - sequence.arrived_ns,
+        prefill_ns=0 if first is None or started is None else first - started,
+        decode_ns=0 if first is None or last is None else last - first,
+    )
