@@ -29,6 +29,7 @@ __all__ = [
     "bound_address",
     "connect",
     "error_from_rpc",
+    "error_of",
     "grpc_status",
     "mapped_errors",
     "request_id_of",
@@ -104,16 +105,34 @@ def status_of(failure: aio.AioRpcError) -> StatusCode:
     return StatusCode(failure.code().value[0])
 
 
+_ERROR_KINDS: dict[StatusCode, type[errors.OrcaError]] = {
+    kind.code: kind
+    for kind in (
+        errors.InvalidRequestError,
+        errors.ModelNotFoundError,
+        errors.AlreadyClaimedError,
+        errors.OverloadedError,
+        errors.UnavailableError,
+        errors.ModelError,
+    )
+}
+
+
+def error_of(code: StatusCode, message: str) -> errors.OrcaError:
+    """Return the typed error of a status; one that has no type of its own keeps its code (e.g. DEADLINE_EXCEEDED)."""
+    kind = _ERROR_KINDS.get(code)
+    if kind is not None:
+        return kind(message)
+    error = errors.OrcaError(message)
+    if code is not StatusCode.OK:
+        error.code = code
+    return error
+
+
 def error_from_rpc(failure: aio.AioRpcError, what: str) -> errors.OrcaError:
     """Turn a failed call into the typed error that the other side raised; ``what`` names the peer for people."""
     code = status_of(failure)
-    message = f"{what}: {failure.details() or code.name}"
-    kinds = [errors.InvalidRequestError, errors.ModelNotFoundError, errors.AlreadyClaimedError]
-    kinds += [errors.OverloadedError, errors.UnavailableError, errors.ModelError]
-    for kind in kinds:
-        if kind.code is code:
-            return kind(message)
-    return errors.OrcaError(message)
+    return error_of(code, f"{what}: {failure.details() or code.name}")
 
 
 async def _abort(context: aio.ServicerContext[Any, Any], error: BaseException, method: str) -> NoReturn:
