@@ -9,7 +9,7 @@ from __future__ import annotations
 import enum
 from array import array
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from shared.status import StatusCode
 
@@ -41,7 +41,7 @@ __all__ = [
     "token_ids",
 ]
 
-TokenIds = array[int]
+TokenIds: TypeAlias = "array[int]"
 """Token ids as ``array('I')``."""
 
 

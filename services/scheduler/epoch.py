@@ -1,7 +1,7 @@
 """An epoch: one process group of all workers, from joining it to losing it.
 
 ``join_epoch`` brings every rank to it and opens the two streams that an iteration needs: control messages into the
-leader of stage 0, results out of the leader of the last stage. When anything of this breaks, the epoch is over as a whole.
+leader of stage 0, results out of the leader of the last stage. When any of this breaks, the epoch is over as a whole.
 """
 
 from __future__ import annotations
