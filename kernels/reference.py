@@ -1,0 +1,94 @@
+"""Every operation in plain torch: the truth that the fast ones are tested against, readable rather than quick.
+
+Types: inputs may be float32, float16 or bfloat16; sums, norms, angles and softmax are computed in float32 and rounded
+once, to the input's type.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+__all__ = ["apply_rotary", "gelu_tanh", "layer_norm", "paged_attention", "rms_norm", "silu_mul", "write_kv"]
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Return x / rms(x) * weight over the last axis; x [..., n], weight [n] (Zhang and Sennrich 2019)."""
+    wide = x.float()
+    normed = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
+    return weight * normed.to(x.dtype)
+
+
+def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+    """Return (x - mean) / std * weight + bias over the last axis; x [..., n] (Ba et al. 2016)."""
+    wide = x.float()
+    centred = wide - wide.mean(-1, keepdim=True)
+    normed = centred * torch.rsqrt(centred.pow(2).mean(-1, keepdim=True) + eps)
+    return (normed * weight.float() + bias.float()).to(x.dtype)
+
+
+def apply_rotary(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> None:
+    """Rotate q [T, H, D] and k [T, KH, D] in place by the angles of each token; cos and sin [T, D / 2] float32.
+
+    Element i is paired with i + D / 2, as in Hugging Face's weights (Su et al. 2021).
+    """
+    for x in (q, k):
+        first, second = x.float().chunk(2, dim=-1)
+        c, s = cos.unsqueeze(1), sin.unsqueeze(1)
+        x.copy_(torch.cat((first * c - second * s, second * c + first * s), dim=-1))
+
+
+def silu_mul(gate_up: Tensor) -> Tensor:
+    """Return silu(gate) * up; gate_up [..., 2n] holds the gate first."""
+    gate, up = gate_up.float().chunk(2, dim=-1)
+    return (gate * torch.sigmoid(gate)).to(gate_up.dtype) * up.to(gate_up.dtype)
+
+
+def gelu_tanh(x: Tensor) -> Tensor:
+    """Return GELU by its tanh approximation, which GPT-2 calls gelu_new (Hendrycks and Gimpel 2016)."""
+    wide = x.float()
+    inner = (2.0 / torch.pi) ** 0.5 * (wide + 0.044715 * wide.pow(3))
+    return (0.5 * wide * (1.0 + torch.tanh(inner))).to(x.dtype)
+
+
+def write_kv(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor) -> None:
+    """Store k and v [T, KH, D] at their slots of the caches [num_blocks, block_size, KH, D]; slot_mapping [T] int64."""
+    block_size = k_cache.shape[1]
+    for token, slot in enumerate(slot_mapping.tolist()):
+        k_cache[slot // block_size, slot % block_size] = k[token]
+        v_cache[slot // block_size, slot % block_size] = v[token]
+
+
+def paged_attention(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    query_start: Tensor,
+    context_lens: Tensor,
+    block_tables: Tensor,
+    scale: float,
+) -> Tensor:
+    """Return causal attention of each request over its own blocks, [T, H, D] (ORCA §3.2; PagedAttention).
+
+    q [T, H, D]; caches [num_blocks, block_size, KH, D], where H is a multiple of KH; query_start [B + 1] int32;
+    context_lens [B] int32, the query's own tokens included; block_tables [B, max_blocks] int32. The last query token of
+    a request sees its whole context, the one before it one token less, and so on.
+    """
+    out = torch.empty_like(q)
+    starts = query_start.tolist()
+    group = q.shape[1] // k_cache.shape[2]
+    for request, context_len in enumerate(context_lens.tolist()):
+        first, last = starts[request], starts[request + 1]
+        keys = _context(k_cache, block_tables[request], context_len).repeat_interleave(group, dim=1)
+        values = _context(v_cache, block_tables[request], context_len).repeat_interleave(group, dim=1)
+        scores = torch.einsum("qhd,khd->hqk", q[first:last].float(), keys) * scale
+        ages = torch.arange(last - first, device=q.device).unsqueeze(1) + context_len - (last - first)
+        hidden = torch.arange(context_len, device=q.device).unsqueeze(0) > ages
+        weights = scores.masked_fill(hidden, float("-inf")).softmax(dim=-1)
+        out[first:last] = torch.einsum("hqk,khd->qhd", weights, values).to(q.dtype)
+    return out
+
+
+def _context(cache: Tensor, block_table: Tensor, context_len: int) -> Tensor:
+    """Return one request's keys or values, [context_len, KH, D] float32."""
+    return cache[block_table.long()].flatten(0, 1)[:context_len].float()

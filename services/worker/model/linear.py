@@ -1,0 +1,88 @@
+"""Linear layers split over the ranks of a stage (Megatron-LM, Shoeybi et al. 2019), and the vocabulary's two.
+
+All matrix products of a model go through :func:`matmul`, so that how they are reduced can be decided in one place.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch.nn.functional as F  # noqa: N812 - the name that everyone uses
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from services.worker.tensor_parallel import TensorParallel
+
+__all__ = ["ColumnParallelLinear", "OutputHead", "RowParallelLinear", "VocabParallelEmbedding", "matmul"]
+
+
+def matmul(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Return x @ weight.T + bias; x [..., in], weight [out, in]."""
+    return F.linear(x, weight, bias)
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnParallelLinear:
+    """This rank's outputs of a layer; every rank has the whole input."""
+
+    weight: Tensor
+    """[out_of_rank, in]"""
+    bias: Tensor | None
+    """[out_of_rank]"""
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Return [T, out_of_rank]; x [T, in]."""
+        return matmul(x, self.weight, self.bias)
+
+
+@dataclass(frozen=True, slots=True)
+class RowParallelLinear:
+    """A layer whose inputs lie spread over the ranks; every rank ends with the whole output."""
+
+    weight: Tensor
+    """[out, in_of_rank]"""
+    bias: Tensor | None
+    """[out], added once, after the sum."""
+    tp: TensorParallel
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Return [T, out]; x [T, in_of_rank]."""
+        out = self.tp.all_reduce(matmul(x, self.weight))
+        return out if self.bias is None else out.add_(self.bias)
+
+
+@dataclass(frozen=True, slots=True)
+class VocabParallelEmbedding:
+    """The embedding table, of which each rank holds some tokens' rows."""
+
+    table: Tensor
+    """[vocab_of_rank + padding, hidden]"""
+    vocab: range
+    """Token ids of this rank's rows."""
+    tp: TensorParallel
+
+    def __call__(self, token_ids: Tensor) -> Tensor:
+        """Return [T, hidden]; token_ids [T] int64."""
+        if self.tp.size == 1:
+            return F.embedding(token_ids, self.table)
+        elsewhere = (token_ids < self.vocab.start) | (token_ids >= self.vocab.stop)
+        local = (token_ids - self.vocab.start).masked_fill_(elsewhere, 0)
+        rows = F.embedding(local, self.table).masked_fill_(elsewhere.unsqueeze(1), 0.0)
+        return self.tp.all_reduce(rows)
+
+
+@dataclass(frozen=True, slots=True)
+class OutputHead:
+    """From hidden rows to logits; each rank computes its part of the vocabulary and gets all of them."""
+
+    table: Tensor
+    """[vocab_of_rank + padding, hidden], the same padded size on every rank; may be the embedding table itself."""
+    vocab_size: int
+    tp: TensorParallel
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Return [S, vocab_size] float32; x [S, hidden], normalised."""
+        logits = self.tp.gather_last_dim(matmul(x, self.table))
+        return logits[:, : self.vocab_size].float()
