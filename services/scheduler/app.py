@@ -26,8 +26,13 @@ _STOP_GRACE_S = 0.5
 """What is left to say once everything has drained: the ends of streams."""
 
 
-async def run_scheduler(config: SchedulerConfig, shutdown: Shutdown) -> None:
-    """Serve until asked to leave; then let the requests in the pool end, for ``shutdown.grace_s`` at most."""
+async def run_scheduler(
+    config: SchedulerConfig, shutdown: Shutdown, listening: asyncio.Future[str] | None = None
+) -> None:
+    """Serve until asked to leave; then let the requests in the pool end, for ``shutdown.grace_s`` at most.
+
+    ``listening`` is given the address, for callers in the same process.
+    """
     core = SchedulerCore(max_batch_size=config.engine.max_batch_size, max_waiting=config.engine.max_waiting)
     loop = EngineLoop(core, SystemClock())
     registry = WorkerRegistry(config.engine.topology)
@@ -41,7 +46,10 @@ async def run_scheduler(config: SchedulerConfig, shutdown: Shutdown) -> None:
         "orca.v1.WorkerRegistry",
     )
     port = await server.start(config.listen.host, config.listen.port)
-    get_logger().info("service_listening", address=bound_address(config.listen.host, port))
+    address = bound_address(config.listen.host, port)
+    get_logger().info("service_listening", address=address)
+    if listening is not None:
+        listening.set_result(address)
     try:
         async with asyncio.TaskGroup() as tasks:
             running = [tasks.create_task(loop.run()), tasks.create_task(keeper.run())]
