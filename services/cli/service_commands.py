@@ -1,0 +1,125 @@
+"""``orca gateway``, ``orca scheduler`` and ``orca worker``: one service in this process."""
+
+from functools import partial
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from services.cli import options as opt
+from shared.config import EngineConfig, GatewayConfig, ListenConfig, SchedulerConfig, WorkerConfig
+from shared.topology import Topology
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from shared.lifecycle import Shutdown
+
+_ENGINE = EngineConfig()
+_GATEWAY = GatewayConfig(scheduler="127.0.0.1:1")
+
+
+def gateway(
+    scheduler: opt.SchedulerOption,
+    host: opt.HostOption = _GATEWAY.listen.host,
+    port: opt.PortOption = _GATEWAY.listen.port,
+    max_requests: opt.MaxRequestsOption = _GATEWAY.max_requests,
+    grace: opt.GraceOption = 10.0,
+    log_level: opt.LogLevelOption = "info",
+    log_format: opt.LogFormatOption = "auto",
+    exit_with_parent: opt.ExitWithParentOption = False,
+) -> None:
+    """Run a gateway: the service that clients talk to."""
+    config = GatewayConfig(scheduler, ListenConfig(host, port), max_requests)
+    _configure_logging(log_level, log_format, service="gateway")
+    from services.gateway.app import run_gateway
+
+    _serve(partial(run_gateway, config), grace, exit_with_parent)
+
+
+def scheduler(
+    model: opt.ModelOption = _ENGINE.model,
+    stages: opt.StagesOption = _ENGINE.topology.num_stages,
+    tp: opt.TpOption = _ENGINE.topology.tp_size,
+    dtype: opt.DtypeOption = _ENGINE.dtype,
+    max_batch_size: opt.MaxBatchSizeOption = _ENGINE.max_batch_size,
+    kv_memory: opt.KvMemoryOption = _ENGINE.kv_memory_bytes,
+    block_size: opt.BlockSizeOption = _ENGINE.block_size,
+    max_model_len: opt.MaxModelLenOption = _ENGINE.max_model_len,
+    max_waiting: opt.MaxWaitingOption = _ENGINE.max_waiting,
+    collective_timeout: opt.CollectiveTimeoutOption = _ENGINE.collective_timeout_s,
+    host: opt.HostOption = "127.0.0.1",
+    port: opt.PortOption = 50052,
+    grace: opt.GraceOption = 10.0,
+    log_level: opt.LogLevelOption = "info",
+    log_format: opt.LogFormatOption = "auto",
+    exit_with_parent: opt.ExitWithParentOption = False,
+) -> None:
+    """Run the scheduler: it decides every iteration and owns the K/V accounting. One for each engine."""
+    engine = EngineConfig(
+        model=model,
+        topology=Topology(stages, tp),
+        dtype=dtype,
+        max_batch_size=max_batch_size,
+        kv_memory_bytes=kv_memory,
+        block_size=block_size,
+        max_model_len=max_model_len,
+        max_waiting=max_waiting,
+        collective_timeout_s=collective_timeout,
+    )
+    config = SchedulerConfig(ListenConfig(host, port), engine)
+    _configure_logging(log_level, log_format, service="scheduler")
+    from services.scheduler.app import run_scheduler
+
+    _serve(partial(run_scheduler, config), grace, exit_with_parent)
+
+
+def worker(
+    scheduler: opt.SchedulerOption,
+    stage: Annotated[int, typer.Option("--stage", envvar="ORCA_STAGE", help="Pipeline stage of this worker.")] = 0,
+    tp_rank: Annotated[
+        int, typer.Option("--tp-rank", envvar="ORCA_TP_RANK", help="Tensor-parallel rank within the stage.")
+    ] = 0,
+    device: opt.DeviceOption = "auto",
+    threads: opt.ThreadsOption = 0,
+    host: opt.HostOption = "127.0.0.1",
+    port: opt.PortOption = 0,
+    advertise_host: Annotated[
+        str,
+        typer.Option(
+            "--advertise-host",
+            envvar="ORCA_ADVERTISE_HOST",
+            show_default="the one of --host",
+            help="Host name under which the scheduler and other workers reach this one.",
+        ),
+    ] = "",
+    grace: opt.GraceOption = 10.0,
+    log_level: opt.LogLevelOption = "info",
+    log_format: opt.LogFormatOption = "auto",
+    exit_with_parent: opt.ExitWithParentOption = False,
+) -> None:
+    """Run a worker: one pipeline stage and tensor-parallel rank of the model. The model is the scheduler's to name."""
+    config = WorkerConfig(
+        scheduler=scheduler,
+        stage=stage,
+        tp_rank=tp_rank,
+        listen=ListenConfig(host, port),
+        advertise_host=advertise_host,
+        device=device,
+        num_threads=threads,
+    )
+    _configure_logging(log_level, log_format, service="worker", stage=stage, tp_rank=tp_rank)
+    from services.worker.app import run_worker
+
+    _serve(partial(run_worker, config), grace, exit_with_parent)
+
+
+def _configure_logging(level: str, log_format: str, **bound: object) -> None:
+    from shared.log import configure_logging
+
+    configure_logging(level, json=None if log_format == "auto" else log_format == "json", **bound)
+
+
+def _serve(run: "Callable[[Shutdown], Awaitable[None]]", grace_s: float, exit_with_parent: bool) -> None:
+    from shared.lifecycle import run_service
+
+    raise typer.Exit(run_service(run, grace_s=grace_s, exit_with_parent=exit_with_parent))

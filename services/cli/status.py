@@ -1,0 +1,88 @@
+"""``orca status``: the engine behind a gateway, at a glance or as JSON."""
+
+import asyncio
+import dataclasses
+import json
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from services.cli import options as opt
+from services.cli.calls import DEFAULT_ADDRESS, told_plainly
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from shared.client import GatewayStatus
+    from shared.messages import EngineStatus
+
+__all__ = ["status"]
+
+_STATE_STYLES = {"ready": "green", "failed": "bold red", "missing": "red"}
+
+
+def status(
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    address: opt.AddressOption = DEFAULT_ADDRESS,
+) -> None:
+    """Show whether the mesh is ready, what it serves and how busy it is."""
+    with told_plainly(address):
+        found = asyncio.run(_ask(address))
+    if as_json:
+        typer.echo(json.dumps(dataclasses.asdict(found)))
+        return
+    from rich.console import Console
+
+    console = Console()
+    for part in (_summary(found), _workers(found.engine)):
+        console.print(part)
+
+
+async def _ask(address: str) -> "GatewayStatus":
+    from shared.client import GatewayClient
+
+    async with GatewayClient(address) as client:
+        return await client.status()
+
+
+def _summary(found: "GatewayStatus") -> "RenderableType":
+    from rich.table import Table
+    from rich.text import Text
+
+    engine = found.engine
+    rows = {
+        "state": Text("ready", "bold green") if engine.ready else Text(f"not ready: {engine.reason}", "bold yellow")
+    }
+    if (info := engine.info) is not None:
+        slots = f"{engine.num_reserved_slots} of {info.num_slots} reserved ({info.block_size} tokens a block)"
+        rows |= {
+            "model": Text(f"{info.model}, {info.dtype}, context {info.max_model_len} tokens"),
+            "topology": Text(f"{info.num_stages} × {info.tp_size} (pipeline stages × tensor-parallel ranks)"),
+            "K/V slots": Text(slots),
+        }
+    rows |= {
+        "requests": Text(
+            f"{engine.num_running} running, {engine.num_waiting} waiting, {engine.num_finished} finished, "
+            f"{found.num_gateway_requests} at this gateway"
+        ),
+        "iterations": Text(f"{engine.num_in_flight_steps} in flight, {engine.num_steps} in all, epoch {engine.epoch}"),
+        "last batch": Text(f"{engine.last_batch_size} requests, {engine.last_batch_tokens} tokens"),
+        "output": Text(f"{engine.num_output_tokens} tokens"),
+    }
+    table = Table.grid(padding=(0, 2))
+    for name, value in rows.items():
+        table.add_row(Text(name, style="bold"), value)
+    return table
+
+
+def _workers(engine: "EngineStatus") -> "RenderableType":
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in ("stage", "rank", "state", "address", ""):
+        table.add_column(column)
+    for worker in engine.workers:
+        state = Text(worker.state, _STATE_STYLES.get(worker.state, "yellow"))
+        table.add_row(str(worker.stage), str(worker.tp_rank), state, Text(worker.address), Text(worker.detail))
+    return table

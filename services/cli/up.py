@@ -1,0 +1,144 @@
+"""``orca up``: a whole mesh on this host, in the foreground."""
+
+import asyncio
+import signal
+import time
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from services.cli import options as opt
+from shared.config import EngineConfig, GatewayConfig, ListenConfig
+from shared.topology import Topology
+
+if TYPE_CHECKING:
+    from services.cli.mesh_view import MeshView
+    from services.mesh import LocalMesh, MeshOptions, ServiceExit
+
+__all__ = ["up"]
+
+_ENGINE = EngineConfig()
+_GATEWAY = GatewayConfig(scheduler="127.0.0.1:1")
+_GRACE_AFTER_FAILURE_S = 0.0
+"""Once a process is lost no request can end well: the others get what it takes to leave, no more."""
+
+
+def up(
+    model: opt.ModelOption = _ENGINE.model,
+    stages: opt.StagesOption = _ENGINE.topology.num_stages,
+    tp: opt.TpOption = _ENGINE.topology.tp_size,
+    dtype: opt.DtypeOption = _ENGINE.dtype,
+    max_batch_size: opt.MaxBatchSizeOption = _ENGINE.max_batch_size,
+    kv_memory: opt.KvMemoryOption = _ENGINE.kv_memory_bytes,
+    block_size: opt.BlockSizeOption = _ENGINE.block_size,
+    max_model_len: opt.MaxModelLenOption = _ENGINE.max_model_len,
+    max_waiting: opt.MaxWaitingOption = _ENGINE.max_waiting,
+    collective_timeout: opt.CollectiveTimeoutOption = _ENGINE.collective_timeout_s,
+    device: opt.DeviceOption = "auto",
+    threads: opt.ThreadsOption = 0,
+    host: opt.HostOption = _GATEWAY.listen.host,
+    grpc_port: Annotated[
+        int,
+        typer.Option(
+            "--grpc-port",
+            envvar="ORCA_GRPC_PORT",
+            min=0,
+            max=65535,
+            rich_help_panel="Process",
+            help="Port that clients call; 0 takes any free one.",
+        ),
+    ] = _GATEWAY.listen.port,
+    max_requests: opt.MaxRequestsOption = _GATEWAY.max_requests,
+    grace: opt.GraceOption = 10.0,
+    log_level: opt.LogLevelOption = "info",
+) -> None:
+    """Start a whole mesh on this host: scheduler, workers and gateway. Ctrl-C drains and stops it.
+
+    A catalogue model that is not here yet is fetched first.
+    """
+    from rich.console import Console
+
+    from services.cli.mesh_view import MeshView
+    from services.cli.models import make_available
+    from services.mesh import MeshOptions
+    from services.mesh.local_mesh import worker_name
+    from services.mesh.ports import check_port
+
+    engine = EngineConfig(
+        model=model,
+        topology=Topology(stages, tp),
+        dtype=dtype,
+        max_batch_size=max_batch_size,
+        kv_memory_bytes=kv_memory,
+        block_size=block_size,
+        max_model_len=max_model_len,
+        max_waiting=max_waiting,
+        collective_timeout_s=collective_timeout,
+    )
+    options = MeshOptions(
+        engine=engine,
+        listen=ListenConfig(host, grpc_port),
+        max_requests=max_requests,
+        device=device,
+        num_threads=threads,
+        grace_s=grace,
+        log_level=log_level,
+    )
+    check_port(host, grpc_port, option="--grpc-port")
+    console = Console()
+    make_available(model, console)
+    names = ["scheduler", "gateway", *(worker_name(*rank) for rank in engine.topology.ranks())]
+    raise typer.Exit(asyncio.run(_supervise(options, MeshView(console, names, log_level))))
+
+
+async def _supervise(options: "MeshOptions", view: "MeshView") -> int:
+    """Run the mesh until a signal asks to leave or a process ends; the exit code is returned."""
+    from services.mesh import LocalMesh, MeshError
+
+    mesh = LocalMesh(options, view.take)
+    asked: list[signal.Signals] = []
+    leave = asyncio.Event()
+
+    def on_signal(number: signal.Signals) -> None:
+        asked.append(number)
+        leave.set()
+        if len(asked) > 1:
+            mesh.kill_nowait()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, on_signal, number)
+    serving = asyncio.create_task(_serve(mesh, view))
+    leaving = asyncio.create_task(leave.wait())
+    try:
+        await asyncio.wait([serving, leaving], return_when=asyncio.FIRST_COMPLETED)
+        if leaving.done():
+            view.stop_waiting()
+            view.say("draining; Ctrl-C again stops at once")
+        else:
+            view.failed(await serving)
+    except MeshError as error:
+        if error.exit is None:
+            raise
+        view.failed(error.exit)
+    finally:
+        view.stop_waiting()
+        serving.cancel()
+        leaving.cancel()
+        await asyncio.wait([serving, leaving])
+        await mesh.stop(None if asked else _GRACE_AFTER_FAILURE_S)
+    view.say("stopped")
+    return 0 if len(asked) == 1 else 128 + asked[-1] if asked else 1
+
+
+async def _serve(mesh: "LocalMesh", view: "MeshView") -> "ServiceExit":
+    from shared.client import GatewayClient
+
+    topology = mesh.options.engine.topology
+    started = time.monotonic()
+    view.start(f"starting {mesh.options.engine.model} on {topology.num_stages} × {topology.tp_size} workers")
+    await mesh.start()
+    await mesh.wait_ready()
+    async with GatewayClient(mesh.gateway_address) as client:
+        model = await client.model_info()
+    view.ready(mesh.gateway_address, model.engine, time.monotonic() - started)
+    return await mesh.first_exit()
