@@ -2,8 +2,10 @@
 
 The rules:
 
-- Query heads are split evenly, so the number of ranks must divide the number of heads.
-- Key-value heads are split evenly, or, when there are fewer than ranks, each is held by ``size / num_kv_heads`` ranks.
+- Key-value heads are split into parts that differ by one at most, and each takes its query heads along: 2 ranks share
+  3 key-value heads with 9 query heads as 1 with 3 and 2 with 6.
+- Where there are fewer key-value heads than ranks, each is held by ``size / num_kv_heads`` ranks, which split its query
+  heads; that quotient must be whole.
 - The inner size of the MLP is split at ``intermediate_size * rank // size``; parts may differ by one.
 - The vocabulary is split into parts of ``ceil(vocab_size / size)``; the last ones are shorter and padded with zeros.
 
@@ -40,30 +42,40 @@ def check_divisible(config: ModelConfig, size: int) -> None:
 
 
 def _divides(config: ModelConfig, size: int) -> bool:
-    return (
-        size >= 1
-        and config.num_heads % size == 0
-        and (config.num_kv_heads % size == 0 or size % config.num_kv_heads == 0)
-    )
-
-
-def heads_of_rank(config: ModelConfig, rank: int, size: int) -> range:
-    """Return the query heads of ``rank``."""
-    check_divisible(config, size)
-    per_rank = config.num_heads // size
-    return range(rank * per_rank, (rank + 1) * per_rank)
+    if 1 <= size <= config.num_kv_heads:
+        return True
+    return config.num_kv_heads < size <= config.num_heads and size % config.num_kv_heads == 0
 
 
 def kv_heads_of_rank(config: ModelConfig, rank: int, size: int) -> range:
     """Return the key-value heads that the query heads of ``rank`` attend with."""
-    heads = heads_of_rank(config, rank, size)
+    check_divisible(config, size)
+    if size <= config.num_kv_heads:
+        return _part(config.num_kv_heads, rank, size)
+    kv_head = rank // (size // config.num_kv_heads)
+    return range(kv_head, kv_head + 1)
+
+
+def heads_of_rank(config: ModelConfig, rank: int, size: int) -> range:
+    """Return the query heads of ``rank``: all of its key-value heads', or its share of one key-value head's."""
+    kv_heads = kv_heads_of_rank(config, rank, size)
     per_kv_head = config.num_heads // config.num_kv_heads
-    return range(heads.start // per_kv_head, (heads.stop - 1) // per_kv_head + 1)
+    if size <= config.num_kv_heads:
+        return range(kv_heads.start * per_kv_head, kv_heads.stop * per_kv_head)
+    num_holders = size // config.num_kv_heads
+    share = _part(per_kv_head, rank % num_holders, num_holders)
+    first = kv_heads.start * per_kv_head
+    return range(first + share.start, first + share.stop)
+
+
+def _part(total: int, rank: int, size: int) -> range:
+    """The part of ``rank`` when ``total`` is split into parts that differ by one at most."""
+    return range(total * rank // size, total * (rank + 1) // size)
 
 
 def intermediate_of_rank(config: ModelConfig, rank: int, size: int) -> range:
     """Return the inner units of the MLP that ``rank`` computes."""
-    return range(config.intermediate_size * rank // size, config.intermediate_size * (rank + 1) // size)
+    return _part(config.intermediate_size, rank, size)
 
 
 def vocab_of_rank(config: ModelConfig, rank: int, size: int) -> range:
