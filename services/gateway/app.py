@@ -14,6 +14,7 @@ from services.gateway.servicer import GatewayServicer
 from services.gateway.streams import StreamTable
 from shared.clock import SystemClock
 from shared.log import get_logger
+from shared.pb import gateway_pb2_grpc
 from shared.rpc import RpcServer, bound_address
 from shared.status import StatusCode
 
@@ -42,7 +43,8 @@ async def run_gateway(
     readiness = Readiness(load)
     scheduler = SchedulerClient(config.scheduler, streams, readiness, max_queued=config.max_requests)
     server = RpcServer()
-    GatewayServicer(Generation(scheduler, readiness, limit, clock)).register(server)
+    servicer = GatewayServicer(Generation(scheduler, readiness, limit, clock))
+    server.add(gateway_pb2_grpc.add_GatewayServicer_to_server, servicer, "orca.v1.Gateway")
     try:
         port = await server.start(config.listen.host, config.listen.port)
         address = bound_address(config.listen.host, port)

@@ -172,7 +172,7 @@ class SchedulerClient:
                 continue
             stream.resubmitted()
             self._submit(stream)
-            num_resubmitted += 1
+            num_resubmitted += stream.ended is None
         if num_resubmitted:
             get_logger().info("requests_resubmitted", num_requests=num_resubmitted)
 

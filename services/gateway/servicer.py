@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
     from services.gateway.generation import Generation
     from shared.generation import Delta
-    from shared.rpc import RpcServer
 
     _Context = aio.ServicerContext[Any, Any]
 
@@ -41,10 +40,6 @@ class GatewayServicer(gateway_pb2_grpc.GatewayServicer):
 
     def __init__(self, generation: Generation) -> None:
         self._generation = generation
-
-    def register(self, server: RpcServer) -> None:
-        """Add this servicer to a server."""
-        server.add(gateway_pb2_grpc.add_GatewayServicer_to_server, self, "orca.v1.Gateway")
 
     def Generate(  # noqa: N802 - the contract's name
         self, request: gateway_pb2.GenerateRequest, context: _Context

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -98,3 +99,11 @@ async def gateway() -> AsyncIterator[RunningGateway]:
     async with _start() as running:
         await running.health(serving=True)
         yield running
+
+
+@pytest.fixture
+def unused_port() -> int:
+    """A port that nobody listens at."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port: int = server.getsockname()[1]
+        return port
