@@ -77,3 +77,18 @@ def test_mixed_iterations_give_the_same_logits(
         expected = _expected(reference, sequences[name])
         assert expected.std() > 0.2
         torch.testing.assert_close(logits, expected, atol=1e-4, rtol=0.0)
+
+
+@pytest.mark.parametrize(("num_stages", "tp_size"), [(2, 2), (1, 3), (1, 6)])
+def test_ranks_that_hold_different_numbers_of_heads(
+    make_hf_model: Callable[[Any], tuple[Path, Any]],
+    sequences: dict[str, list[int]],
+    make_mesh: Callable[..., Any],
+    num_stages: int,
+    tp_size: int,
+) -> None:
+    sizes = _COMMON | {"num_attention_heads": 6, "num_key_value_heads": 3, "intermediate_size": 47}
+    folder, reference = make_hf_model(transformers.Qwen3Config(**sizes, head_dim=16, attention_bias=True))
+    mesh = make_mesh(HfFolder(folder), num_stages, tp_size)
+    for name, logits in mesh.run_mixed(sequences).items():
+        torch.testing.assert_close(logits, _expected(reference, sequences[name]), atol=1e-4, rtol=0.0)

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.worker.model.random_weights import RandomWeights
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 _CPU = torch.device("cpu")
 
 
+@settings(deadline=None)
 @given(st.integers(0, 299), st.integers(1, 300), st.integers(0, 39), st.integers(1, 40), st.integers(0, 3))
 def test_a_part_is_that_part_of_the_whole(row: int, num_rows: int, column: int, num_columns: int, seed: int) -> None:
     rows, columns = range(row, min(row + num_rows, 300)), range(column, min(column + num_columns, 40))
