@@ -108,14 +108,14 @@ def test_ready_on_another_port_says_the_address() -> None:
     assert "orca chat --address 127.0.0.1:40000" in "\n".join(screen.lines)
 
 
-def test_a_failure_is_told_first_and_last() -> None:
+def test_a_failure_is_told_after_its_last_lines_and_nothing_after_it() -> None:
     screen = Screen()
     last = ('{"event": "loading", "level": "info", "phase": "weights"}', "Killed")
     screen.view.failed(ServiceExit("stage 1.0", -9, "", last))
     screen.show("gateway", '{"event": "scheduler_lost", "level": "error"}')
     assert screen.lines == [
-        "stage 1.0 was killed by SIGKILL",
-        "its last 2 lines:",
+        "the last 2 lines of stage 1.0:",
         "stage 1.0 | loading phase=weights",
         "stage 1.0 | Killed",
+        "stage 1.0 was killed by SIGKILL",
     ]
