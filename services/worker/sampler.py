@@ -26,6 +26,9 @@ MIN_TEMPERATURE = 1e-5
 _NARROW = 256
 """Candidates looked at before a row's whole vocabulary is sorted; nearly always enough for top-p."""
 
+_MAX_ROWS = 32
+"""Rows drawn at a time, which bounds the memory: a vocabulary of 128 k takes 1 MiB a row and array."""
+
 
 @dataclass(frozen=True, slots=True)
 class SamplingColumns:
@@ -77,9 +80,10 @@ def sample(logits: Tensor, columns: SamplingColumns) -> Sampled:
             (np.flatnonzero(~greedy & ordered), _draw_ordered),
             (np.flatnonzero(~greedy & ~ordered), _draw_unordered),
         ):
-            if rows.size:
-                index = torch.from_numpy(rows).to(logits.device)
-                token_ids[index] = draw(logits[index], peaks[index], columns.take(rows))
+            for start in range(0, rows.size, _MAX_ROWS):
+                some = rows[start : start + _MAX_ROWS]
+                index = torch.from_numpy(some).to(logits.device)
+                token_ids[index] = draw(logits[index], peaks[index], columns.take(some))
         return Sampled(token_ids, torch.isfinite(peaks))
 
 

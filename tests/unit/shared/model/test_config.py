@@ -177,6 +177,7 @@ def test_rope_scaling(tmp_path: Path, rope: dict[str, Any], expected: object) ->
         ({"rope_scaling": {"rope_type": "linear", "factor": 0.0}}, "must be above 0"),
         ({"rope_scaling": {"rope_type": "yarn", "factor": 2.0, "mscale": 1.0}}, "mscale"),
         ({"rope_scaling": _LLAMA["rope_scaling"] | {"high_freq_factor": 1.0}}, "contradicts itself"),
+        ({"rope_scaling": {"full_attention": {"rope_theta": 1e4}}}, "differs between layers"),
         ({"partial_rotary_factor": 0.5}, "partial rotary"),
     ],
 )
