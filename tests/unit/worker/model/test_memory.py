@@ -8,7 +8,10 @@ import torch
 
 from services.worker.batch import ForwardBatch
 from services.worker.kv_cache import KvCache, bytes_per_block, num_blocks_within
-from shared.errors import ConfigError
+from services.worker.model.parameters import Parameters
+from services.worker.model.random_weights import RandomWeights
+from services.worker.tensor_parallel import SingleRank
+from shared.errors import ConfigError, ModelError
 from shared.model.config import ModelConfig
 
 _CPU = torch.device("cpu")
@@ -55,3 +58,9 @@ def test_a_batch_copies_its_arrays() -> None:
     wide = (batch.token_ids, batch.positions, batch.slot_mapping, batch.sample_rows)
     assert {column.dtype for column in wide} == {torch.int64}
     assert {column.dtype for column in (batch.query_start, batch.context_lens, batch.block_tables)} == {torch.int32}
+
+
+def test_weights_that_do_not_fit_are_refused() -> None:
+    parameters = Parameters(_CONFIG, RandomWeights(0, _CPU), SingleRank(), _CPU, torch.float32)
+    with pytest.raises(ModelError, match="tiny-llama do not fit the memory of cpu"):
+        parameters.matrix("embed_tokens.weight", (1, 1), range(1), padded_rows=1 << 55)
