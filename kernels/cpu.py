@@ -11,6 +11,9 @@ from torch import Tensor
 
 __all__ = ["apply_rotary", "gelu_tanh", "layer_norm", "paged_attention", "rms_norm", "silu_mul", "write_kv"]
 
+_GROUP_BYTES = 1 << 20
+"""K (and as much V) that is gathered at a time: what stays in a core's cache, and what malloc has at hand."""
+
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """See ``reference.rms_norm``."""
@@ -73,19 +76,21 @@ def paged_attention(
             out[first:last] = _prefill(
                 q[first:last], k_cache, v_cache, block_tables[request], context_len=context_len, scale=scale
             )
-    for group in _similar_lengths(decodes, lengths):
+    token_bytes = k_cache[0, 0].nbytes
+    for group in _similar_lengths(decodes, lengths, _GROUP_BYTES // token_bytes):
         rows = [starts[request] for request in group]
         group_lengths = [lengths[request] for request in group]
         out[rows] = _decode(q[rows], k_cache, v_cache, block_tables[group], group_lengths, scale)
     return out
 
 
-def _similar_lengths(requests: list[int], lengths: list[int]) -> list[list[int]]:
-    """Group requests so that padding to the longest of a group wastes less than half of the work."""
+def _similar_lengths(requests: list[int], lengths: list[int], max_tokens: int) -> list[list[int]]:
+    """Group requests so that padding to the longest of a group wastes less than half, and its K fits ``max_tokens``."""
     groups: list[list[int]] = []
     for request in sorted(requests, key=lengths.__getitem__):
-        if groups and lengths[request] <= 2 * lengths[groups[-1][0]]:
-            groups[-1].append(request)
+        group = groups[-1] if groups else []
+        if group and lengths[request] <= min(2 * lengths[group[0]], max_tokens // (len(group) + 1)):
+            group.append(request)
         else:
             groups.append([request])
     return groups
@@ -105,10 +110,12 @@ def _decode(
             keys[request, length:] = 0.0
             values[request, length:] = 0.0
         mask = mask[:, None, None, :]
+    # The query heads that share a key-value head, taken as rows of one query: several times quicker than enable_gqa.
+    rows = q.view(q.shape[0], k_cache.shape[2], -1, q.shape[2])
     out = F.scaled_dot_product_attention(
-        q.unsqueeze(2), keys.transpose(1, 2), values.transpose(1, 2), attn_mask=mask, scale=scale, enable_gqa=True
+        rows, keys.transpose(1, 2), values.transpose(1, 2), attn_mask=mask, scale=scale
     )
-    return out.squeeze(2)
+    return out.flatten(1, 2)
 
 
 def _prefill(

@@ -53,10 +53,9 @@ def gelu_tanh(x: Tensor) -> Tensor:
 
 def write_kv(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor) -> None:
     """Store k and v [T, KH, D] at their slots of the caches [num_blocks, block_size, KH, D]; slot_mapping [T] int64."""
-    block_size = k_cache.shape[1]
-    for token, slot in enumerate(slot_mapping.tolist()):
-        k_cache[slot // block_size, slot % block_size] = k[token]
-        v_cache[slot // block_size, slot % block_size] = v[token]
+    blocks, offsets = slot_mapping // k_cache.shape[1], slot_mapping % k_cache.shape[1]
+    k_cache[blocks, offsets] = k
+    v_cache[blocks, offsets] = v
 
 
 def paged_attention(

@@ -90,11 +90,12 @@ class MeshView:
         self.stop_waiting()
         self._muted = True
         last = [parse_line(service_exit.name, text) for text in service_exit.last_lines]
-        self._print(Text(f"{service_exit.summary}", style="bold red"))
         if last:
-            self._print(Text(f"its last {len(last)} lines:", style="bold"))
+            self.say(f"the last {len(last)} lines of {service_exit.name}:")
         for line in last:
             self._print(*self._rendered(line))
+        # Last, where people look first.
+        self.say(service_exit.summary, "bold red")
 
     def _note_loading(self, line: "LogLine") -> bool:
         """Keep what a service is loading; True where the spinner shows it, so that no line has to."""

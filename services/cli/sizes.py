@@ -22,10 +22,12 @@ def parse_size(text: str | int) -> int:
 
 
 def format_size(num_bytes: int) -> str:
-    """Three digits and a binary unit."""
-    size = float(num_bytes)
-    for unit in ("B", "KiB", "MiB", "GiB"):
+    """Whole bytes, or one decimal of the largest binary unit that leaves at least 1."""
+    if num_bytes < 1024:
+        return f"{num_bytes} B"
+    size = num_bytes / 1024
+    for unit in ("KiB", "MiB", "GiB"):
         if size < 1024:
-            return f"{size:.3g} {unit}"
+            return f"{size:.1f} {unit}"
         size /= 1024
-    return f"{size:.3g} TiB"
+    return f"{size:.1f} TiB"

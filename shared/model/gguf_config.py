@@ -151,8 +151,8 @@ class _Keys:
         """Return a number that may be written once or once per layer, if it is the same for all layers."""
         name = f"{self._prefix}.{key}"
         values = self.header.fields.get(name)
-        if isinstance(values, list) and values:
-            if len(set(values)) > 1:
-                raise ModelError(f"{self.header.path}: {name} differs between layers, which is not supported.")
-            return int(values[0])
-        return self.header.get(name, int, default)
+        if not isinstance(values, list):
+            return self.header.get(name, int, default)
+        if not values or not isinstance(values[0], int) or len(set(values)) > 1:
+            raise ModelError(f"{self.header.path}: {name} differs between layers, which is not supported.")
+        return values[0]

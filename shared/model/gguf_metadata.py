@@ -27,6 +27,8 @@ _STRING, _ARRAY = 8, 9
 _MAX_FIELDS = 1 << 16
 _MAX_TENSORS = 1 << 17
 _MAX_DIMENSIONS = 4
+_MAX_ARRAY = 1 << 22
+"""Values in one field; vocabularies are the longest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,9 +153,9 @@ class _Reader:
         if kind != _ARRAY:
             raise self._damaged(f"a field is of the unknown type {kind}")
         item, count = self._scalar("I"), self._scalar("Q")
-        if item in _SCALARS:
+        if count <= _MAX_ARRAY and item in _SCALARS:
             return list(self._scalars(_SCALARS[item], count))
-        if item == _STRING and count * 8 <= len(self._data):
+        if count <= _MAX_ARRAY and item == _STRING:
             return [self._string() for _ in range(count)]
         raise self._damaged(f"an array holds {count} values of type {item}")
 
@@ -161,8 +163,6 @@ class _Reader:
         return self._scalars(code, 1)[0]
 
     def _scalars(self, code: str, count: int) -> tuple[Any, ...]:
-        if count > len(self._data):
-            raise self._damaged(f"an array claims {count} values")
         layout = struct.Struct(f"<{count}{code}")
         values = layout.unpack_from(self._data, self._at)
         self._at += layout.size

@@ -148,6 +148,8 @@ def _sliding_window(config: _Keys, architecture: str, context: int) -> int:
 def _rope(config: _Keys, context: int) -> tuple[float, RopeScaling | None]:
     """Return base and scaling from ``rope_parameters`` (new) or ``rope_theta`` and ``rope_scaling`` (old)."""
     table = config.get("rope_parameters", dict, config.get("rope_scaling", dict, {}))
+    if any(isinstance(value, dict) for value in table.values()):
+        raise ModelError(f"{config.folder}: RoPE that differs between layers is not supported.")
     rope = _Keys(table, config.folder, prefix="rope parameter ")
     theta = rope.get("rope_theta", float, config.get("rope_theta", float, 10_000.0))
     if rope.get("partial_rotary_factor", float, config.get("partial_rotary_factor", float, 1.0)) != 1.0:

@@ -1,7 +1,8 @@
 """The tokenizer of a folder in Hugging Face layout.
 
 Knows ``tokenizer.json``, ``tokenizer_config.json``, ``generation_config.json``, ``config.json`` and the places where a
-chat template may lie. No code of the folder is ever run.
+chat template may lie. What stands around an encoded text is what tokenizer.json says, as in transformers, which ignores
+``add_bos_token`` in the configuration when there is a tokenizer.json. No code of the folder is ever run.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 import tokenizers
-from tokenizers import AddedToken, processors
+from tokenizers import AddedToken
 
 from services.gateway.text.spelling import byte_fallback_bytes, byte_level_bytes
 from services.gateway.text.subword import SpecialTokens, SubwordTokenizer
@@ -51,7 +52,6 @@ def load_hf_tokenizer(folder: Path) -> SubwordTokenizer:
     backend.no_padding()
     _add_named_tokens(backend, config)
     bos_token, eos_token = _token_text(config.get("bos_token")), _token_text(config.get("eos_token"))
-    _add_begin_and_end(backend, config, bos_token, eos_token)
     special = SpecialTokens(
         bos_token=bos_token,
         eos_token=eos_token,
@@ -75,24 +75,6 @@ def _add_named_tokens(backend: tokenizers.Tokenizer, config: _Json) -> None:
     known = {token.content for token in backend.get_added_tokens_decoder().values()}
     new = [name for name in names if name and name not in known and backend.token_to_id(name) is not None]
     backend.add_special_tokens([AddedToken(name, normalized=False, special=True) for name in new])
-
-
-def _add_begin_and_end(
-    backend: tokenizers.Tokenizer, config: _Json, bos_token: str | None, eos_token: str | None
-) -> None:
-    """The configuration's explicit wish, if there is one, replaces what tokenizer.json says, as in transformers."""
-    if "add_bos_token" not in config and "add_eos_token" not in config and backend.post_processor is not None:
-        return
-    begin = bos_token if config.get("add_bos_token") else None
-    end = eos_token if config.get("add_eos_token") else None
-    ids = {token: backend.token_to_id(token) for token in (begin, end) if token is not None}
-    if None in ids.values():
-        raise ModelError(
-            f"tokenizer_config.json adds {', '.join(ids)}, which the vocabulary has not: fetch the model again."
-        )
-    backend.post_processor = processors.TemplateProcessing(
-        single=[*([begin] if begin else []), "$A", *([end] if end else [])], special_tokens=list(ids.items())
-    )
 
 
 def _end_ids(folder: Path, backend: tokenizers.Tokenizer, eos_token: str | None) -> frozenset[int]:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 import torch
 
 from services.worker.model.linear import ColumnParallelLinear, RowParallelLinear
+from shared.errors import ModelError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -87,7 +88,13 @@ class Parameters:
 
     def _fill(self, shape: tuple[int, ...], parts: Iterable[Tensor]) -> Tensor:
         """Return a tensor of its own, never a view of a file, that holds ``parts`` from the top and zeros below."""
-        out = torch.zeros(shape, device=self.device, dtype=self.dtype)
+        try:
+            out = torch.zeros(shape, device=self.device, dtype=self.dtype)
+        except RuntimeError as error:
+            raise ModelError(
+                f"The weights of {self.config.architecture} do not fit the memory of {self.device}: use more stages or "
+                "tensor-parallel ranks, a smaller type, or a smaller model."
+            ) from error
         at = 0
         for part in parts:
             out[at : at + part.shape[0]].copy_(part)

@@ -1,0 +1,23 @@
+# One image for all services: `docker build -t orca-mesh .`, then `docker run orca-mesh --help`.
+
+FROM python:3.11-slim AS build
+# Where torch comes from; the default has builds for CPUs only. For GPUs name an index that has CUDA builds.
+ARG TORCH_INDEX_URL=https://download.pytorch.org/whl/cpu
+ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
+RUN python -m venv /opt/orca
+ENV PATH=/opt/orca/bin:$PATH
+# The largest layer first, on its own: a change of the project's code leaves it alone.
+RUN pip install --index-url "$TORCH_INDEX_URL" "torch~=2.13.0"
+COPY pyproject.toml README.md /src/
+COPY kernels /src/kernels
+COPY services /src/services
+COPY shared /src/shared
+RUN pip install /src
+
+FROM python:3.11-slim
+RUN useradd --uid 10001 --create-home orca && install --directory --owner orca --group orca /var/lib/orca
+COPY --from=build /opt/orca /opt/orca
+ENV PATH=/opt/orca/bin:$PATH ORCA_HOME=/var/lib/orca ORCA_LOG_FORMAT=json PYTHONUNBUFFERED=1
+USER orca
+ENTRYPOINT ["orca"]
+CMD ["--help"]

@@ -1,0 +1,71 @@
+"""The gateway service: wiring, readiness, drain."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from services.gateway.admission import RequestLimit
+from services.gateway.generation import Generation
+from services.gateway.readiness import Readiness
+from services.gateway.scheduler_client import SchedulerClient
+from services.gateway.served_model import ModelText, load_model_text
+from services.gateway.servicer import GatewayServicer
+from services.gateway.streams import StreamTable
+from shared.clock import SystemClock
+from shared.log import get_logger
+from shared.pb import gateway_pb2_grpc
+from shared.rpc import RpcServer, bound_address
+from shared.status import StatusCode
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from shared.config import GatewayConfig
+    from shared.lifecycle import Shutdown
+
+__all__ = ["run_gateway"]
+
+_STOP_GRACE_S = 1.0
+"""What is left to say once everything has drained: the ends of streams."""
+
+
+async def run_gateway(
+    config: GatewayConfig, shutdown: Shutdown, *, load: Callable[[str], ModelText] = load_model_text
+) -> None:
+    """Serve until asked to leave; then let the requests in service end, for ``shutdown.grace_s`` at most.
+
+    ``load`` finds the text side of the engine's model by its name, in a thread.
+    """
+    clock = SystemClock()
+    limit = RequestLimit(config.max_requests)
+    streams = StreamTable(clock)
+    readiness = Readiness(load)
+    scheduler = SchedulerClient(config.scheduler, streams, readiness, max_queued=config.max_requests)
+    server = RpcServer()
+    servicer = GatewayServicer(Generation(scheduler, readiness, limit, clock))
+    server.add(gateway_pb2_grpc.add_GatewayServicer_to_server, servicer, "orca.v1.Gateway")
+    try:
+        port = await server.start(config.listen.host, config.listen.port)
+        address = bound_address(config.listen.host, port)
+        get_logger().info("service_listening", address=address)
+        async with asyncio.TaskGroup() as tasks:
+            running = [
+                tasks.create_task(scheduler.run(gateway_id=address)),
+                tasks.create_task(readiness.run(lambda ready: server.set_ready(ready=ready))),
+            ]
+            await shutdown.wait()
+            get_logger().info("draining", grace_s=shutdown.grace_s, num_requests=limit.num_requests)
+            readiness.drain()
+            try:
+                async with asyncio.timeout(shutdown.grace_s):
+                    await limit.wait_idle()
+            except TimeoutError:
+                get_logger().warning("drain_timed_out", num_requests=limit.num_requests)
+                streams.fail_all(StatusCode.UNAVAILABLE, "the gateway is shutting down")
+            await server.stop(_STOP_GRACE_S)
+            for task in running:
+                task.cancel()
+    finally:
+        await server.stop(0)
+        await scheduler.close()

@@ -1,0 +1,100 @@
+"""The gateway's gRPC face: messages in, messages out, nothing else."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Any
+
+from shared.codec.generation import (
+    chat_from_pb,
+    delta_to_pb,
+    gateway_status_to_pb,
+    model_info_to_pb,
+    options_from_pb,
+    prompt_from_pb,
+)
+from shared.errors import OverloadedError
+from shared.pb import gateway_pb2, gateway_pb2_grpc
+from shared.rpc import request_id_of
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Iterator
+
+    from grpc import aio
+
+    from services.gateway.generation import Generation
+    from shared.generation import Delta
+
+    _Context = aio.ServicerContext[Any, Any]
+
+__all__ = ["RETRY_AFTER_KEY", "GatewayServicer"]
+
+RETRY_AFTER_KEY = "retry-after-ms"
+"""Trailing metadata of RESOURCE_EXHAUSTED: when to try again, milliseconds."""
+
+_RETRY_AFTER_MS = 1000
+
+
+class GatewayServicer(gateway_pb2_grpc.GatewayServicer):
+    """Implements ``orca.v1.Gateway``; typed errors become statuses in `RpcServer`."""
+
+    def __init__(self, generation: Generation) -> None:
+        self._generation = generation
+
+    def Generate(  # noqa: N802 - the contract's name
+        self, request: gateway_pb2.GenerateRequest, context: _Context
+    ) -> AsyncGenerator[gateway_pb2.GenerateResponse, None]:
+        """Stream the continuation of a prompt."""
+        request_id = request.request_id or request_id_of(context) or ""
+        deltas = self._generation.generate(prompt_from_pb(request), options_from_pb(request.options), request_id)
+        return _responses(deltas, context)
+
+    def Chat(  # noqa: N802 - the contract's name
+        self, request: gateway_pb2.ChatRequest, context: _Context
+    ) -> AsyncGenerator[gateway_pb2.GenerateResponse, None]:
+        """Stream the answer to a conversation."""
+        request_id = request.request_id or request_id_of(context) or ""
+        deltas = self._generation.chat(chat_from_pb(request), options_from_pb(request.options), request_id)
+        return _responses(deltas, context)
+
+    async def Tokenize(  # noqa: N802 - the contract's name
+        self, request: gateway_pb2.TokenizeRequest, context: _Context
+    ) -> gateway_pb2.TokenizeResponse:
+        """Tokenize a text; special tokens are added unless the client says no."""
+        add_special_tokens = request.add_special_tokens if request.HasField("add_special_tokens") else True
+        with _retry_hint(context):
+            ids = await self._generation.tokenize(request.text, add_special_tokens=add_special_tokens)
+        return gateway_pb2.TokenizeResponse(token_ids=ids)
+
+    async def GetModelInfo(  # noqa: N802 - the contract's name
+        self, request: gateway_pb2.GetModelInfoRequest, context: _Context
+    ) -> gateway_pb2.GetModelInfoResponse:
+        """Return the model and its limits."""
+        del request, context
+        return model_info_to_pb(self._generation.model_info())
+
+    async def GetStatus(  # noqa: N802 - the contract's name
+        self, request: gateway_pb2.GetStatusRequest, context: _Context
+    ) -> gateway_pb2.GetStatusResponse:
+        """Return the state of engine and gateway."""
+        del request, context
+        return gateway_status_to_pb(await self._generation.status())
+
+
+async def _responses(
+    deltas: AsyncGenerator[Delta, None], context: _Context
+) -> AsyncGenerator[gateway_pb2.GenerateResponse, None]:
+    """Translate; the deltas are closed, and thus their request cancelled, as soon as the client leaves."""
+    with _retry_hint(context):
+        async with contextlib.aclosing(deltas):
+            async for delta in deltas:
+                yield delta_to_pb(delta)
+
+
+@contextlib.contextmanager
+def _retry_hint(context: _Context) -> Iterator[None]:
+    try:
+        yield
+    except OverloadedError:
+        context.set_trailing_metadata(((RETRY_AFTER_KEY, str(_RETRY_AFTER_MS)),))
+        raise

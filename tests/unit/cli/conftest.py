@@ -1,0 +1,125 @@
+"""A gateway client that needs no gateway, and the command line called as a shell would call it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
+
+import pytest
+
+from services.cli.main import main
+from shared.client import ChatMessage, Delta, Finish, GatewayStatus, GenerateOptions, ModelInfo
+from shared.messages import EngineInfo, EngineStatus, FinishReason, WorkerStatus
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Callable, Sequence
+
+INFO = EngineInfo("tiny", 512, 260, 4096, 16, 2, 1, "float32")
+STATUS = EngineStatus(
+    ready=True,
+    reason="",
+    epoch=3,
+    info=INFO,
+    workers=(
+        WorkerStatus(0, 0, "127.0.0.1:7001", "ready"),
+        WorkerStatus(1, 0, "127.0.0.1:7002", "loading", "weights 40 %"),
+    ),
+    num_running=2,
+    num_waiting=1,
+    num_in_flight_steps=2,
+    num_reserved_slots=96,
+    num_steps=77,
+    num_output_tokens=1234,
+    num_finished=9,
+    last_batch_size=2,
+    last_batch_tokens=17,
+)
+ANSWER = (
+    Delta("Once ", (5, 6), request_id="r1"),
+    Delta("más", (7,)),
+    Delta("", (2,), Finish(FinishReason.STOP, 3, 4, 0.5, 1.5, 2.5)),
+)
+
+
+class Outcome(NamedTuple):
+    exit_code: int
+    out: str
+    err: str
+
+
+@dataclass
+class FakeGateway:
+    """What the fake client answers, and what it was asked."""
+
+    deltas: Sequence[Delta] = ANSWER
+    failure: BaseException | None = None
+    """Raised by every call, by a stream after its deltas."""
+    has_chat_template: bool = True
+    status: GatewayStatus = field(default_factory=lambda: GatewayStatus(STATUS, 3))
+    asked: list[tuple[Any, GenerateOptions]] = field(default_factory=list)
+    addresses: list[str] = field(default_factory=list)
+
+
+class FakeClient:
+    """Stands for ``GatewayClient``."""
+
+    def __init__(self, gateway: FakeGateway, address: str) -> None:
+        self._gateway = gateway
+        gateway.addresses.append(address)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exception: object) -> None:
+        pass
+
+    async def close(self) -> None:
+        pass
+
+    def generate(self, prompt: str, options: GenerateOptions) -> AsyncGenerator[Delta, None]:
+        self._gateway.asked.append((prompt, options))
+        return self._stream()
+
+    def chat(self, messages: Sequence[ChatMessage], options: GenerateOptions) -> AsyncGenerator[Delta, None]:
+        self._gateway.asked.append((list(messages), options))
+        return self._stream()
+
+    async def model_info(self) -> ModelInfo:
+        self._fail()
+        return ModelInfo(INFO, (2,), self._gateway.has_chat_template)
+
+    async def status(self) -> GatewayStatus:
+        self._fail()
+        return self._gateway.status
+
+    async def _stream(self) -> AsyncGenerator[Delta, None]:
+        for delta in self._gateway.deltas:
+            yield delta
+        self._fail()
+
+    def _fail(self) -> None:
+        if self._gateway.failure is not None:
+            raise self._gateway.failure
+
+
+@pytest.fixture
+def gateway(monkeypatch: pytest.MonkeyPatch) -> FakeGateway:
+    fake = FakeGateway()
+    monkeypatch.setattr("shared.client.GatewayClient", partial(FakeClient, fake))
+    return fake
+
+
+@pytest.fixture
+def orca(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Outcome]:
+    """Call ``orca`` with arguments; its exit code and output."""
+    monkeypatch.setenv("COLUMNS", "200")
+
+    def call(*arguments: str) -> Outcome:
+        with pytest.raises(SystemExit) as left:
+            main(list(arguments))
+        out, err = capsys.readouterr()
+        code = left.value.code
+        return Outcome(code if isinstance(code, int) else 0 if code is None else 1, out, err)
+
+    return call
