@@ -120,6 +120,16 @@ class EngineConfig:
     collective_timeout_s: int = 60
     """A collective or an activation that takes longer is taken for lost."""
 
+    @property
+    def run_ahead(self) -> int:
+        """Iterations ahead: only one stage can, since only there the worker that samples is the one that embeds."""
+        return self.scheduling.run_ahead if self.topology.num_stages == 1 else 0
+
+    @property
+    def workers_append_tokens(self) -> bool:
+        """Whether workers keep the tokens that they sample, rather than being told."""
+        return self.run_ahead > 0
+
     def __post_init__(self) -> None:
         """Check ranges."""
         if not self.model:

@@ -74,7 +74,9 @@ class RequestBatching:
 
     def take_released(self) -> list[Sequence]:
         """All of the batch, once its last member has ended."""
-        if any(sequence.status in {Status.READY, Status.RUNNING} for batch in self._micro_batches for sequence in batch):
+        if any(
+            sequence.status in {Status.READY, Status.RUNNING} for batch in self._micro_batches for sequence in batch
+        ):
             return []
         self._micro_batches.clear()
         # Who was cancelled after its last token has left already.
