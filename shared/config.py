@@ -95,6 +95,11 @@ class SchedulingConfig:
                 f"--max-batch-tokens ({self.max_batch_tokens}) must be at least --max-batch-size "
                 f"({self.max_batch_size}): every request of an iteration has a token in it"
             )
+        if self.batching == "request" and (self.kv_policy != "reserve" or self.chunked_prefill or self.run_ahead):
+            raise ConfigError(
+                "--batching request needs --kv-policy reserve, --no-chunked-prefill and --run-ahead 0: "
+                "the baseline has none of what goes beyond it"
+            )
 
     @property
     def token_budget(self) -> int | None:
