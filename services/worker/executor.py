@@ -136,12 +136,13 @@ class Executor:
             hidden = self._communicator.receive(inputs.num_tokens)
             started_ns = self._clock.now_ns()
             hidden = assembly.loaded.stage.forward(inputs, hidden, assembly.kv)
+            ended_ns = self._clock.now_ns()
             self._communicator.send(hidden)
             if self._is_last and len(inputs.sample_rows):
                 logits = assembly.loaded.stage.logits(hidden[inputs.sample_rows])
                 if self._request.tp_rank == 0:
                     token_ids, invalid = self._sample(batch, logits)
-            ended_ns = self._clock.now_ns()
+                ended_ns = self._clock.now_ns()
         self._timeline.add(
             StepTiming(
                 step_id=plan.step_id,

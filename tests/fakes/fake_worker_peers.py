@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import subprocess
+import sys
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -35,7 +38,17 @@ if TYPE_CHECKING:
 
     from shared.errors import OrcaError
 
-__all__ = ["FakeRegistry", "RankClient", "join_request", "plan", "running_worker", "sequence"]
+__all__ = [
+    "FakeRegistry",
+    "RankClient",
+    "SpawnedWorker",
+    "join_all",
+    "join_request",
+    "plan",
+    "running_worker",
+    "sequence",
+    "spawned_worker",
+]
 
 
 @dataclass(eq=False)
@@ -81,6 +94,70 @@ async def running_worker(registry: FakeRegistry) -> AsyncIterator[Registration]:
     finally:
         shutdown.request("test over")
         await task
+
+
+@dataclass(frozen=True, slots=True)
+class SpawnedWorker:
+    """A worker in a process of its own, and a client of it."""
+
+    process: asyncio.subprocess.Process
+    claim: Registration
+    client: RankClient
+
+
+@contextlib.asynccontextmanager
+async def spawned_worker(registry: FakeRegistry, stage: int = 0, tp_rank: int = 0) -> AsyncIterator[SpawnedWorker]:
+    """Run ``python -m services.worker`` for as long as the block lasts; it must leave when asked, unless killed."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "services.worker", "--scheduler", registry.address, "--device", "cpu"),
+        *("--stage", str(stage), "--tp-rank", str(tp_rank), "--threads", "1"),
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        stdin=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+    )
+    output = asyncio.create_task(process.communicate())
+    try:
+        claiming = asyncio.create_task(registry.claims.get())
+        await asyncio.wait({claiming, output}, return_when=asyncio.FIRST_COMPLETED)
+        assert claiming.done(), f"the worker ended: {output.result()[1].decode()}"
+        claim = claiming.result()
+        async with RankClient.connected(claim.address) as client:
+            yield SpawnedWorker(process, claim, client)
+    finally:
+        claiming.cancel()
+        if process.returncode is None:
+            process.terminate()
+        _, errors = await output
+        sys.stderr.write(errors.decode())  # pytest shows it when the test failed
+    assert process.returncode in {0, -9}, f"exit code {process.returncode}: {errors.decode()}"
+
+
+async def join_all(model: str, *workers: SpawnedWorker, **fields: Any) -> list[Joined]:
+    """Let all workers join one epoch: those of rank 0 are the stages, the others belong to the stage of their claim."""
+    claims = {(worker.claim.stage, worker.claim.tp_rank): worker.claim for worker in workers}
+    num_stages, tp_size = (1 + max(place) for place in zip(*claims, strict=True))
+    progress = await asyncio.gather(
+        *(
+            worker.client.join(
+                join_request(
+                    model,
+                    stage=stage,
+                    tp_rank=tp_rank,
+                    num_stages=num_stages,
+                    tp_size=tp_size,
+                    rendezvous_address=claims[0, 0].rendezvous_address,
+                    next_stage_address=claims[stage + 1, 0].address if not tp_rank and stage + 1 < num_stages else "",
+                    tp_addresses=tuple(claims[stage, rank].address for rank in range(1, tp_size))
+                    if not tp_rank
+                    else (),
+                    **fields,
+                )
+            )
+            for worker in workers
+            for stage, tp_rank in [(worker.claim.stage, worker.claim.tp_rank)]
+        )
+    )
+    return [joined for *_, joined in progress if isinstance(joined, Joined)]
 
 
 @dataclass(eq=False)
