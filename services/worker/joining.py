@@ -18,6 +18,7 @@ from services.worker.kv_cache import KvCache, num_blocks_within
 from services.worker.loading import LoadedStage, load, place_of
 from services.worker.rendezvous import Gate, ProcessGroups, make_groups
 from shared.errors import ConfigError, EngineLostError
+from shared.log import get_logger
 from shared.messages import Joined, JoinRequest, Loading
 from shared.topology import Topology
 
@@ -148,6 +149,8 @@ class Joining:
     def _begin(self, phase: str, done: int = 0, total: int = 0) -> None:
         if self._is_abandoned:
             raise EngineLostError(f"joining epoch {self._request.epoch} was given up")
+        request = self._request
+        get_logger().info("loading", phase=phase, done=done, total=total, stage=request.stage, tp_rank=request.tp_rank)
         self._report(Loading(phase, done, total))
 
 
