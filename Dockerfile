@@ -1,13 +1,13 @@
 # One image for all services: `docker build -t orca-mesh .`, then `docker run orca-mesh --help`.
 
 FROM python:3.11-slim AS build
-# Where torch comes from; the default has builds for CPUs only. For GPUs name an index that has CUDA builds.
-ARG TORCH_INDEX_URL=https://download.pytorch.org/whl/cpu
+# Where torch comes from; empty is pip's default. Name an index that has builds for CPUs only to save gigabytes.
+ARG TORCH_INDEX_URL=
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 RUN python -m venv /opt/orca
 ENV PATH=/opt/orca/bin:$PATH
 # The largest layer first, on its own: a change of the project's code leaves it alone.
-RUN pip install --index-url "$TORCH_INDEX_URL" "torch~=2.13.0"
+RUN pip install ${TORCH_INDEX_URL:+--index-url "$TORCH_INDEX_URL"} "torch~=2.13.0"
 COPY pyproject.toml README.md /src/
 COPY kernels /src/kernels
 COPY services /src/services

@@ -11,6 +11,7 @@ import asyncio
 import os
 import signal
 import sys
+import threading
 from typing import TYPE_CHECKING
 
 import uvloop
@@ -24,11 +25,16 @@ if TYPE_CHECKING:
 __all__ = ["Shutdown", "run_service"]
 
 
+_EXIT_MARGIN_S = 5.0
+"""A service ends its own drain after the grace time; one that hangs is ended this much later."""
+
+
 class Shutdown:
     """The wish that this process leaves, and how long it may take."""
 
-    def __init__(self, grace_s: float) -> None:
+    def __init__(self, grace_s: float, on_request: Callable[[], None] | None = None) -> None:
         self.grace_s = grace_s
+        self._on_request = on_request
         self._requested = asyncio.Event()
         self.reason = ""
 
@@ -42,6 +48,8 @@ class Shutdown:
         if not self._requested.is_set():
             self.reason = reason
             self._requested.set()
+            if self._on_request is not None:
+                self._on_request()
 
     async def wait(self) -> None:
         """Wait until somebody asks."""
@@ -64,7 +72,7 @@ def run_service(
 
 async def _serve(main: Callable[[Shutdown], Awaitable[None]], grace_s: float, exit_with_parent: bool) -> int:
     loop = asyncio.get_running_loop()
-    shutdown = Shutdown(grace_s)
+    shutdown = Shutdown(grace_s, lambda: _exit_by_force_after(grace_s + _EXIT_MARGIN_S))
 
     def on_signal(number: signal.Signals) -> None:
         if shutdown.requested:
@@ -88,6 +96,13 @@ async def _serve(main: Callable[[Shutdown], Awaitable[None]], grace_s: float, ex
     if exit_code == 0:
         get_logger().info("service_stopped", reason=shutdown.reason or "done")
     return exit_code
+
+
+def _exit_by_force_after(duration_s: float) -> None:
+    """The last resort, for a drain or a thread that hangs."""
+    timer = threading.Timer(duration_s, os._exit, [1])
+    timer.daemon = True
+    timer.start()
 
 
 def _leaves(group: BaseExceptionGroup[OrcaError]) -> list[BaseException]:

@@ -92,9 +92,10 @@ class _Conversation:
         """Read and answer until the user leaves."""
         with contextlib.suppress(ImportError):
             import readline  # noqa: F401 - gives input() line editing and history
+        prompt = "> " if sys.stdin.isatty() else ""
         while True:
             try:
-                line = input("> ").strip()
+                line = input(prompt).strip()
             except KeyboardInterrupt:
                 typer.echo("\n(Ctrl-D or /quit leaves)", err=True)
                 continue

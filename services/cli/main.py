@@ -3,6 +3,7 @@
 Everything heavy is imported inside the command that needs it: ``orca --help`` answers at once and never sees torch.
 """
 
+import os
 import sys
 from collections.abc import Sequence
 from importlib.metadata import version
@@ -61,6 +62,8 @@ def _root(
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and leave the process; without ``arguments``, those of the process."""
+    # gRPC's C core would write past our logs and into a client's text; failures come back as typed errors anyway.
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     try:
         app(args=arguments, prog_name="orca")
     except ConfigError as error:

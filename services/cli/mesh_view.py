@@ -43,7 +43,7 @@ class MeshView:
         """Say what is being started, and show until ``stop_waiting`` that something goes on."""
         self.say(what)
         if self._spinner is not None:
-            self._spinner.update("starting")
+            self._spinner.update("loading the model")
             self._spinner.start()
 
     def stop_waiting(self) -> None:

@@ -109,12 +109,14 @@ async def _supervise(options: "MeshOptions", view: "MeshView") -> int:
         asyncio.get_running_loop().add_signal_handler(number, on_signal, number)
     serving = asyncio.create_task(_serve(mesh, view))
     leaving = asyncio.create_task(leave.wait())
+    has_failed = False
     try:
         await asyncio.wait([serving, leaving], return_when=asyncio.FIRST_COMPLETED)
         if leaving.done():
             view.stop_waiting()
             view.say("draining; Ctrl-C again stops at once")
         else:
+            has_failed = True
             view.failed(await serving)
     except MeshError as error:
         if error.exit is None:
@@ -125,9 +127,11 @@ async def _supervise(options: "MeshOptions", view: "MeshView") -> int:
         serving.cancel()
         leaving.cancel()
         await asyncio.wait([serving, leaving])
-        await mesh.stop(None if asked else _GRACE_AFTER_FAILURE_S)
+        await mesh.stop(_GRACE_AFTER_FAILURE_S if has_failed else None)
     view.say("stopped")
-    return 0 if len(asked) == 1 else 128 + asked[-1] if asked else 1
+    if has_failed:
+        return 1
+    return 0 if len(asked) == 1 else 128 + asked[-1]
 
 
 async def _serve(mesh: "LocalMesh", view: "MeshView") -> "ServiceExit":

@@ -11,7 +11,7 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from services.gateway.served_model import ModelText, ServedModel
-from shared.errors import ModelError, OrcaError, UnavailableError
+from shared.errors import OrcaError, UnavailableError
 from shared.log import get_logger
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ class Readiness:
         self._engine: EngineInfo | None = None
         self._why_no_engine = "the scheduler has not been reached yet"
         self._text_of: str | None = None
-        self._text: ModelText | ModelError | None = None
+        self._text: ModelText | None = None
         self._draining = False
         self._changed = asyncio.Event()
 
@@ -46,7 +46,6 @@ class Readiness:
 
         Raises:
             UnavailableError: the scheduler, the engine or the tokenizer is not there (yet), or the gateway is leaving.
-            ModelError: the engine's model cannot be read on this host.
         """
         served = self._served()
         if isinstance(served, ServedModel):
@@ -62,8 +61,6 @@ class Readiness:
             return UnavailableError(
                 f"not ready: the tokenizer of {self._engine.model!r} is being loaded; try again in a moment"
             )
-        if isinstance(self._text, ModelError):
-            return ModelError(str(self._text))
         return ServedModel(self._engine, self._text)
 
     def session_opened(self) -> None:
@@ -79,9 +76,7 @@ class Readiness:
         self._no_engine("the engine lost a worker and is recovering")
 
     def engine_ready(self, engine: EngineInfo) -> None:
-        """Take note of the engine; a model that could not be loaded is tried again."""
-        if isinstance(self._text, ModelError):
-            self._text = None
+        """Take note of the engine."""
         self._engine = engine
         self._changed.set()
 
@@ -96,9 +91,11 @@ class Readiness:
         self._changed.set()
 
     async def run(self, publish: Callable[[bool], Awaitable[None]]) -> NoReturn:
-        """Load what the engine's model needs and ``publish`` each change of readiness."""
+        """Load what the engine's model needs and ``publish`` each change of readiness.
+
+        A gateway that cannot read its engine's model can do nothing for anybody: ``ModelError`` ends the service.
+        """
         published = False
-        logged_failure = ""
         while True:
             await self._changed.wait()
             self._changed.clear()
@@ -113,15 +110,6 @@ class Readiness:
             engine = self._engine
             if engine is None or (self._text_of == engine.model and self._text is not None):
                 continue
-            text = await self._loaded(engine.model)
-            if isinstance(text, ModelError) and str(text) != logged_failure:
-                logged_failure = str(text)
-                get_logger().error("model_not_servable", model=engine.model, message=logged_failure)
-            self._text_of, self._text = engine.model, text
+            self._text = await asyncio.to_thread(self._load, engine.model)
+            self._text_of = engine.model
             self._changed.set()
-
-    async def _loaded(self, name: str) -> ModelText | ModelError:
-        try:
-            return await asyncio.to_thread(self._load, name)
-        except ModelError as error:
-            return error

@@ -35,6 +35,7 @@ SEES_PB = {
     "services/scheduler/registry.py",
     "services/scheduler/servicer.py",
     "services/worker/app.py",
+    "services/worker/forwarding.py",
     "services/worker/registration.py",
     "services/worker/servicer.py",
 }
@@ -43,6 +44,7 @@ SLEEPS = {
     # Back-off before a reconnect, with jitter.
     "services/gateway/scheduler_client.py",
     "services/scheduler/keeper.py",
+    "services/worker/registration.py",
 }
 
 IMPURE = {"asyncio", "grpc", "logging", "os", "random", "socket", "structlog", "threading", "time", "torch"}

@@ -96,22 +96,11 @@ async def test_requests_wait_for_the_tokenizer_which_is_loaded_once(start_gatewa
     assert names == ["synthetic:"]
 
 
-async def test_a_model_that_is_not_here_is_refused_and_logged_once(start_gateway: StartGateway) -> None:
+async def test_a_model_that_is_not_here_ends_the_service_with_what_to_do(start_gateway: StartGateway) -> None:
     engine = dataclasses.replace(ENGINE, model="no-such-model")
-    with structlog.testing.capture_logs() as logs:
+    with pytest.RaisesGroup(pytest.RaisesExc(ModelError, match=r"this gateway's host lacks .*'no-such-model'")):
         async with start_gateway(scheduler=FakeScheduler(engine=engine)) as gateway:
-            async with asyncio.timeout(10):
-                while not (errors := [entry for entry in logs if entry["log_level"] == "error"]):
-                    await gateway.client.status()
-            for _ in range(2):
-                with pytest.raises(ModelError, match=r"this gateway's host lacks .*'no-such-model'"):
-                    await collect(gateway.client.generate("a"))
-            gateway.session.ready(engine)  # tried again, fails again, is not logged again
-            gateway.session.ready(ENGINE)
-            await gateway.health(serving=True)
-    (error,) = errors
-    assert error["event"] == "model_not_servable"
-    assert sum(entry["log_level"] == "error" for entry in logs) == 1
+            await gateway.task
 
 
 async def test_model_info_and_tokenize(gateway: RunningGateway) -> None:

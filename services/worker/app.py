@@ -1,0 +1,100 @@
+"""Wiring of the worker: options to objects, objects to a service that runs until it is asked to leave."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import TYPE_CHECKING
+
+import structlog
+import torch
+
+from services.worker.engine import Engine
+from services.worker.registration import hold_claim
+from services.worker.servicer import WorkerServicer
+from shared.clock import SystemClock
+from shared.errors import ConfigError
+from shared.log import get_logger
+from shared.messages import Registration
+from shared.pb import worker_pb2_grpc
+from shared.rpc import RpcServer, bound_address
+
+if TYPE_CHECKING:
+    from shared.config import WorkerConfig
+    from shared.lifecycle import Shutdown
+
+__all__ = ["run_worker"]
+
+_WILDCARD_HOSTS = {"0.0.0.0", "::"}  # noqa: S104 - compared, not bound
+
+
+async def run_worker(config: WorkerConfig, shutdown: Shutdown) -> None:
+    """Serve one rank until ``shutdown`` is requested.
+
+    Raises ``ConfigError`` for options that cannot work here, and ``AlreadyClaimedError`` or ``ConfigError`` when the
+    scheduler refuses this worker.
+    """
+    device_type = _device_type(config.device)
+    if config.num_threads:
+        torch.set_num_threads(config.num_threads)
+    server = RpcServer()
+    clock = SystemClock()
+    listen_host = config.listen.host
+    advertised_host = config.advertise_host or listen_host
+    engine = Engine(
+        stage=config.stage,
+        tp_rank=config.tp_rank,
+        host=advertised_host if listen_host in _WILDCARD_HOSTS else listen_host,
+        choose_device=lambda world_rank: _device(device_type, world_rank),
+        clock=clock,
+        set_ready=server.set_ready,
+    )
+    server.add(
+        worker_pb2_grpc.add_WorkerServicer_to_server,
+        WorkerServicer(config.stage, config.tp_rank, engine, clock),
+        "orca.v1.Worker",
+    )
+    with structlog.contextvars.bound_contextvars(service="worker", stage=config.stage, tp_rank=config.tp_rank):
+        address = bound_address(advertised_host, await server.start(listen_host, config.listen.port))
+        get_logger().info("service_listening", address=address, device=device_type, num_threads=torch.get_num_threads())
+        claim = Registration(config.stage, config.tp_rank, address, "", device_type)
+        try:
+            await _hold_until_asked(config, claim, advertised_host, shutdown)
+        finally:
+            await server.set_ready(ready=False)
+            await engine.close(shutdown.grace_s)
+            await server.stop(1.0)
+
+
+async def _hold_until_asked(
+    config: WorkerConfig, claim: Registration, advertised_host: str, shutdown: Shutdown
+) -> None:
+    holding = asyncio.create_task(
+        hold_claim(config.scheduler, claim, listen_host=config.listen.host, advertised_host=advertised_host)
+    )
+    asked = asyncio.create_task(shutdown.wait())
+    try:
+        await asyncio.wait({holding, asked}, return_when=asyncio.FIRST_COMPLETED)
+        if holding.done():
+            holding.result()
+    finally:
+        for task in (holding, asked):
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError, Exception):
+                await task
+
+
+def _device_type(choice: str) -> str:
+    has_gpu = torch.cuda.is_available()
+    if choice == "cuda" and not has_gpu:
+        raise ConfigError("--device cuda: torch finds no GPU here; check the driver, or use --device cpu")
+    if choice == "auto":
+        return "cuda" if has_gpu else "cpu"
+    return choice
+
+
+def _device(device_type: str, world_rank: int) -> torch.device:
+    """Spread ranks over the GPUs that this process sees."""
+    if device_type == "cpu":
+        return torch.device("cpu")
+    return torch.device("cuda", world_rank % torch.cuda.device_count())

@@ -1,0 +1,203 @@
+"""One rank's part of a model, ready to run, with the numbers that the service needs of it.
+
+The seam between the service and the models: here a name becomes a stage, be it of a Transformer or a synthetic one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+
+from services.worker.comm import StageRanks
+from services.worker.kv_cache import KvCache, bytes_per_block
+from services.worker.model.stage import load_stage
+from services.worker.model.synthetic import HIDDEN_SIZE, KV_BYTES_PER_LAYER_TOKEN, SyntheticStage
+from shared.errors import ConfigError
+from shared.model import config as model_config
+from shared.model.source import SyntheticModel
+from shared.model.store import resolve
+from shared.topology import split_layers
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from torch import Tensor
+
+    from services.worker.batch import ForwardBatch
+    from shared.messages import JoinRequest
+    from shared.model.source import ModelSource
+
+__all__ = ["LoadedStage", "Place", "RunnableStage", "load", "place_of"]
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+class RunnableStage(Protocol):
+    """What the executor needs of a stage; shapes as in ``services.worker.model.stage``."""
+
+    def forward(self, batch: ForwardBatch, hidden: Tensor | None, kv: KvCache) -> Tensor:
+        """Return [num_tokens, hidden_size]; ``hidden`` is None on the first stage."""
+
+    def logits(self, hidden_rows: Tensor) -> Tensor:
+        """Return [num_rows, vocab_size] float32; called by all ranks of the last stage together."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """All that a rank's weights depend on: the same place in a later epoch keeps them."""
+
+    model: str
+    dtype: torch.dtype
+    device: torch.device
+    stage: int
+    num_stages: int
+    tp_rank: int
+    tp_size: int
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedStage:
+    """A stage in memory. ``ranks`` is attached to a process group for each epoch."""
+
+    place: Place
+    stage: RunnableStage
+    ranks: StageRanks
+    hidden_size: int
+    vocab_size: int
+    max_model_len: int
+    """The model's own limit, tokens."""
+    dtype: torch.dtype
+    """Of the activations."""
+    weights_bytes: int
+    block_bytes: Callable[[int], int]
+    """Bytes of K and V on this rank for one block of so many tokens."""
+    allocate_kv: Callable[[int, int], KvCache]
+    """K/V of (num_blocks, block_size); ``ConfigError`` where it does not fit."""
+
+
+def place_of(request: JoinRequest, device: torch.device) -> Place:
+    """Return the place that a request to join asks for; "auto" is float32 on CPUs and bfloat16 on GPUs."""
+    name = request.dtype
+    if name == "auto":
+        name = "bfloat16" if device.type == "cuda" else "float32"
+    if name not in _DTYPES:
+        raise ConfigError(f"--dtype must be one of auto, {', '.join(_DTYPES)}, not {name!r}")
+    return Place(
+        model=request.model,
+        dtype=_DTYPES[name],
+        device=device,
+        stage=request.stage,
+        num_stages=request.num_stages,
+        tp_rank=request.tp_rank,
+        tp_size=request.tp_size,
+    )
+
+
+def load(place: Place, progress: Callable[[int, int], None]) -> LoadedStage:
+    """Load the weights of ``place``; ``progress`` gets (parts done, parts in all) and may raise to give up.
+
+    Raises ``ModelNotFoundError``, ``ModelError`` or ``ConfigError``, each of which says what to do.
+    """
+    source = resolve(place.model)
+    try:
+        return _load_synthetic(place, source) if isinstance(source, SyntheticModel) else _load(place, source, progress)
+    except (MemoryError, torch.OutOfMemoryError) as failure:
+        raise ConfigError(
+            f"the weights of stage {place.stage} do not fit the memory of {place.device}: "
+            f"use more --stages or --tp, or a smaller model"
+        ) from failure
+
+
+def _load(place: Place, source: ModelSource, progress: Callable[[int, int], None]) -> LoadedStage:
+    config = model_config.load(source)
+    layers = split_layers(config.num_layers, place.num_stages)[place.stage]
+    ranks = StageRanks(place.tp_rank, place.tp_size)
+    stage = load_stage(
+        source,
+        layers=layers,
+        is_first=place.stage == 0,
+        is_last=place.stage == place.num_stages - 1,
+        tp=ranks,
+        device=place.device,
+        dtype=place.dtype,
+        progress=progress,
+    )
+
+    def block_bytes(block_size: int) -> int:
+        return bytes_per_block(
+            config,
+            num_layers=len(layers),
+            tp_size=place.tp_size,
+            tp_rank=place.tp_rank,
+            block_size=block_size,
+            dtype=place.dtype,
+        )
+
+    def allocate_kv(num_blocks: int, block_size: int) -> KvCache:
+        return KvCache.allocate(
+            config,
+            num_layers=len(layers),
+            tp_size=place.tp_size,
+            tp_rank=place.tp_rank,
+            num_blocks=num_blocks,
+            block_size=block_size,
+            device=place.device,
+            dtype=place.dtype,
+        )
+
+    return LoadedStage(
+        place=place,
+        stage=stage,
+        ranks=ranks,
+        hidden_size=config.hidden_size,
+        vocab_size=config.vocab_size,
+        max_model_len=config.max_model_len,
+        dtype=place.dtype,
+        weights_bytes=_tensor_bytes(stage),
+        block_bytes=block_bytes,
+        allocate_kv=allocate_kv,
+    )
+
+
+def _load_synthetic(place: Place, source: SyntheticModel) -> LoadedStage:
+    layers = split_layers(source.num_layers, place.num_stages)[place.stage]
+    token_bytes = -(-KV_BYTES_PER_LAYER_TOKEN * len(layers) // place.tp_size)
+    return LoadedStage(
+        place=place,
+        stage=SyntheticStage(source, place.device),
+        ranks=StageRanks(place.tp_rank, place.tp_size),
+        hidden_size=HIDDEN_SIZE,
+        vocab_size=source.vocab_size,
+        max_model_len=source.max_model_len,
+        dtype=torch.float32,
+        weights_bytes=0,
+        block_bytes=lambda block_size: block_size * token_bytes,
+        allocate_kv=lambda num_blocks, block_size: KvCache((), num_blocks, block_size),
+    )
+
+
+def _tensor_bytes(root: object) -> int:
+    """Bytes of all tensors that an object of ours holds, shared storage counted once."""
+    storages: dict[int, int] = {}
+    seen: set[int] = set()
+    pending = [root]
+    while pending:
+        found = pending.pop()
+        if id(found) in seen:
+            continue
+        seen.add(id(found))
+        if isinstance(found, torch.Tensor):
+            storage = found.untyped_storage()
+            storages[storage.data_ptr()] = storage.nbytes()
+        elif isinstance(found, (list, tuple)):
+            pending += found
+        elif type(found).__module__.startswith("services.worker.model"):
+            pending += _attributes(found)
+    return sum(storages.values())
+
+
+def _attributes(owner: object) -> Iterable[object]:
+    slots = [name for kind in type(owner).__mro__ for name in getattr(kind, "__slots__", ())]
+    return [getattr(owner, name) for name in [*slots, *getattr(owner, "__dict__", {})]]

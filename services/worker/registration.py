@@ -1,0 +1,73 @@
+"""This worker's claim to its rank: made with the scheduler, held as long as both live, made again when it breaks.
+
+The claim of world rank 0 also names the rendezvous store. Each claim gets a store of its own, since a scheduler that
+was restarted counts its epochs from the start and must find nothing of the ones before.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import grpc
+from grpc import aio
+
+from services.worker.rendezvous import RendezvousServer
+from shared.codec.joining import registration_to_pb
+from shared.errors import AlreadyClaimedError, ConfigError
+from shared.log import get_logger
+from shared.pb import worker_pb2_grpc
+from shared.rpc import connect
+
+if TYPE_CHECKING:
+    from shared.messages import Registration
+
+__all__ = ["hold_claim"]
+
+_BACK_OFF_S = (0.1, 5.0)
+"""First and longest pause between two attempts."""
+
+
+async def hold_claim(scheduler: str, claim: Registration, *, listen_host: str, advertised_host: str) -> None:
+    """Claim the rank and hold on to it. Never returns.
+
+    Raises ``AlreadyClaimedError`` or ``ConfigError`` when the scheduler refuses the claim. After anything else it is
+    made again.
+    """
+    serves_store = claim.stage == 0 and claim.tp_rank == 0
+    store: RendezvousServer | None = None
+    pause = _BACK_OFF_S[0]
+    is_known_lost = False
+    while True:
+        if serves_store and store is None:
+            store = RendezvousServer(listen_host)
+            claim = replace(claim, rendezvous_address=store.address(advertised_host))
+        was_granted = False
+        cause = "the scheduler ended it"
+        try:
+            async with connect(scheduler) as channel:
+                call = worker_pb2_grpc.WorkerRegistryStub(channel).Register(registration_to_pb(claim))
+                async for _ in call:
+                    was_granted, is_known_lost = True, False
+                    pause = _BACK_OFF_S[0]
+                    get_logger().info("claim_granted", scheduler=scheduler)
+        except aio.AioRpcError as failure:
+            cause = failure.details() or failure.code().name
+            if failure.code() is grpc.StatusCode.ALREADY_EXISTS:
+                raise AlreadyClaimedError(f"the scheduler at {scheduler} refuses this worker: {cause}") from failure
+            if failure.code() is grpc.StatusCode.INVALID_ARGUMENT:
+                raise ConfigError(f"the scheduler at {scheduler} refuses this worker: {cause}") from failure
+        if was_granted:
+            store = None
+        if not is_known_lost:
+            is_known_lost = True
+            get_logger().warning(
+                "claim_lost" if was_granted else "scheduler_unreachable",
+                scheduler=scheduler,
+                cause=cause,
+                advice="still trying; start the scheduler there, or this worker with another --scheduler",
+            )
+        await asyncio.sleep(pause * random.uniform(0.5, 1.0))  # noqa: S311 - jitter, not a secret
+        pause = min(2 * pause, _BACK_OFF_S[1])

@@ -1,0 +1,32 @@
+"""When the latest steps passed through this rank, for tests of overlap and for people who look for idle time.
+
+Knows the last 4096 steps of one epoch. Times are of the host's monotonic clock, so that ranks of one host compare.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from shared.messages import StepTiming
+
+__all__ = ["MAX_STEPS", "Timeline"]
+
+MAX_STEPS = 4096
+"""Steps that are kept; older ones make room."""
+
+
+class Timeline:
+    """A ring of step timings: the compute thread adds, the event loop reads; both are atomic under the GIL."""
+
+    def __init__(self) -> None:
+        self._timings: deque[StepTiming] = deque(maxlen=MAX_STEPS)
+
+    def add(self, timing: StepTiming) -> None:
+        """Add a step that has ended."""
+        self._timings.append(timing)
+
+    def latest(self, max_steps: int = 0) -> list[StepTiming]:
+        """Return the latest ``max_steps`` steps, oldest first; 0 for all that are kept."""
+        return list(self._timings)[-max_steps:]

@@ -1,0 +1,157 @@
+"""Greedy output of the whole mesh equals transformers' ``generate`` token for token, at every topology.
+
+More than twenty prompts of 1 to 600 tokens run together, so that prefills and decodes of very different lengths share
+iterations; then some of them run alone. Where a token differs, the reference's own two best logits must be a near-tie.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import tokenizers
+import torch
+import transformers
+
+from services.mesh.local_mesh import LocalMesh
+from services.mesh.options import MeshOptions
+from shared.client import GatewayClient, GenerateOptions
+from shared.config import EngineConfig
+from shared.model.source import GgufFile
+from shared.model.store import resolve
+from shared.topology import Topology
+from tests.mesh.reference import Reference, assert_same_or_near_tie
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+PROMPT_LENGTHS = (1, 2, 3, 5, 8, 13, 15, 16, 17, 31, 32, 33, 48, 64, 100, 127, 128, 129, 200, 256, 300, 512, 600)
+NUM_TOKENS = 12
+TOPOLOGIES = [Topology(1, 1), Topology(2, 1), Topology(1, 2), Topology(2, 2), Topology(3, 1)]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model, its prompts and what the reference makes of them."""
+
+    model: str
+    reference: Reference
+    prompts: list[list[int]]
+    expected: list[list[int]]
+
+
+def make_case(model: str, reference: Reference, vocab_size: int) -> Case:
+    rng = random.Random(7)
+    prompts = [[rng.randrange(10, vocab_size) for _ in range(length)] for length in PROMPT_LENGTHS]
+    return Case(model, reference, prompts, [reference.generate(prompt, NUM_TOKENS) for prompt in prompts])
+
+
+def tiny_llama(*, tied: bool, num_layers: int) -> Any:
+    torch.manual_seed(1)
+    return transformers.LlamaForCausalLM(
+        transformers.LlamaConfig(
+            vocab_size=300,
+            hidden_size=96,
+            intermediate_size=160,
+            num_hidden_layers=num_layers,
+            num_attention_heads=6,
+            num_key_value_heads=2,
+            max_position_embeddings=1024,
+            initializer_range=0.2,
+            tie_word_embeddings=tied,
+        )
+    )
+
+
+def tiny_gpt2() -> Any:
+    torch.manual_seed(2)
+    return transformers.GPT2LMHeadModel(
+        transformers.GPT2Config(
+            vocab_size=300, n_embd=64, n_layer=4, n_head=4, n_positions=1024, initializer_range=0.2
+        )
+    )
+
+
+MODELS: dict[str, Callable[[], Any]] = {
+    "llama-tied": lambda: tiny_llama(tied=True, num_layers=30),
+    "llama-untied": lambda: tiny_llama(tied=False, num_layers=5),
+    "gpt2": tiny_gpt2,
+}
+
+
+@pytest.fixture(scope="module", params=list(MODELS))
+def tiny(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Case:
+    model = MODELS[request.param]()
+    model.train(mode=False)
+    folder = tmp_path_factory.mktemp(request.param)
+    model.save_pretrained(folder)
+    write_tokenizer(folder, vocab_size=300)
+    return make_case(str(folder), Reference(model), vocab_size=300)
+
+
+def write_tokenizer(folder: Path, vocab_size: int) -> None:
+    """A folder's tokenizer: these tests speak in token ids, but a gateway wants one."""
+    alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
+    vocab = {character: index for index, character in enumerate(alphabet)}
+    vocab |= {f"{alphabet[0]}{index}": index for index in range(len(vocab), vocab_size)}
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE(vocab, merges=[]))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = tokenizers.decoders.ByteLevel()
+    tokenizer.save(str(folder / "tokenizer.json"))
+
+
+@pytest.fixture(scope="module")
+def smollm2() -> Case:
+    name = "smollm2-135m-instruct"
+    source = resolve(name)
+    assert isinstance(source, GgufFile)
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        source.path.parent, gguf_file=source.path.name, dtype=torch.float32
+    )
+    model.train(mode=False)
+    return make_case(name, Reference(model), vocab_size=49152)
+
+
+async def check(case: Case, topology: Topology, max_batch_size: int, *, alone: int) -> None:
+    engine = EngineConfig(
+        model=case.model, topology=topology, dtype="float32", max_batch_size=max_batch_size, kv_memory_bytes=1 << 29
+    )
+    async with (
+        LocalMesh(MeshOptions(engine=engine)) as mesh,
+        GatewayClient(mesh.gateway_address) as client,
+    ):
+
+        async def run(prompt: list[int]) -> list[int]:
+            options = GenerateOptions(max_tokens=NUM_TOKENS, temperature=0.0, ignore_eos=True)
+            return [token async for delta in client.generate(prompt, options) for token in delta.token_ids]
+
+        together = await asyncio.gather(*map(run, case.prompts))
+        for prompt, expected, actual in zip(case.prompts, case.expected, together, strict=True):
+            assert_same_or_near_tie(case.reference, prompt, expected, actual)
+        for index in range(0, len(case.prompts), len(case.prompts) // alone):
+            actual = await run(case.prompts[index])
+            assert_same_or_near_tie(case.reference, case.prompts[index], case.expected[index], actual)
+        status = (await client.status()).engine
+        assert status.num_running == status.num_waiting == status.num_reserved_slots == 0
+
+
+@pytest.mark.parametrize("topology", TOPOLOGIES, ids=lambda t: f"{t.num_stages}x{t.tp_size}")
+async def test_tiny_models_at_every_topology(tiny: Case, topology: Topology) -> None:
+    await check(tiny, topology, max_batch_size=32, alone=6)
+
+
+@pytest.mark.parametrize("max_batch_size", [1, 5])
+@pytest.mark.parametrize("topology", [Topology(1, 1), Topology(2, 2)], ids=["1x1", "2x2"])
+async def test_tiny_models_at_several_batch_sizes(tiny: Case, topology: Topology, max_batch_size: int) -> None:
+    await check(tiny, topology, max_batch_size, alone=1)
+
+
+@pytest.mark.parametrize("topology", TOPOLOGIES, ids=lambda t: f"{t.num_stages}x{t.tp_size}")
+async def test_smollm2_at_every_topology(smollm2: Case, topology: Topology) -> None:
+    await check(smollm2, topology, max_batch_size=16, alone=4)

@@ -1,0 +1,127 @@
+"""The compute loop by itself: plans in, results out, in the test's own thread."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+
+from services.worker.comm import Communicator, StageRanks
+from services.worker.executor import Executor
+from services.worker.joining import Assembly
+from services.worker.kv_cache import KvCache
+from services.worker.loading import LoadedStage, Place
+from services.worker.rendezvous import ProcessGroups
+from services.worker.timeline import Timeline
+from shared.clock import ManualClock
+from shared.errors import EngineLostError, OrcaError, ProtocolError
+from shared.messages import Joined, SamplingParams, StepPlan, StepResult
+from tests.fakes.fake_worker_peers import join_request, plan, sequence
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from services.worker.batch import ForwardBatch
+
+CPU = torch.device("cpu")
+VOCAB_SIZE = 16
+
+
+class FakeStage:
+    """Says token 5 everywhere; a row that ends in token 3 has logits that are not numbers, token 4 raises."""
+
+    def __init__(self, clock: ManualClock) -> None:
+        self._clock = clock
+
+    def forward(self, batch: ForwardBatch, hidden: Tensor | None, kv: KvCache) -> Tensor:
+        assert hidden is None
+        self._clock.advance(1000)
+        if (batch.token_ids == 4).any():
+            raise RuntimeError("out of order\nand more")
+        return batch.token_ids.to(torch.float32).unsqueeze(-1)
+
+    def logits(self, hidden_rows: Tensor) -> Tensor:
+        logits = torch.zeros(len(hidden_rows), VOCAB_SIZE)
+        logits[:, 5] = 1.0
+        logits[hidden_rows[:, 0] == 3] = float("nan")
+        return logits
+
+
+def run(*plans: StepPlan) -> tuple[list[StepResult], OrcaError | None, Timeline]:
+    clock, timeline, results = ManualClock(), Timeline(), list[StepResult]()
+    place = Place("fake", torch.float32, CPU, stage=0, num_stages=1, tp_rank=0, tp_size=1)
+    loaded = LoadedStage(
+        place=place,
+        stage=FakeStage(clock),
+        ranks=StageRanks(0, 1),
+        hidden_size=1,
+        vocab_size=VOCAB_SIZE,
+        max_model_len=64,
+        dtype=torch.float32,
+        weights_bytes=0,
+        block_bytes=lambda block_size: block_size,
+        allocate_kv=lambda num_blocks, block_size: KvCache((), num_blocks, block_size),
+    )
+    communicator = Communicator(ProcessGroups(), hidden_size=1, dtype=torch.float32, device=CPU, max_sends=1)
+    assembly = Assembly(loaded, KvCache((), 8, 16), communicator, Joined(8, 64, VOCAB_SIZE, "float32", 0, 16))
+
+    def on_step(result: StepResult | None) -> None:
+        assert result is not None
+        results.append(result)
+        if len(results) == len(plans):
+            executor.stop()
+
+    executor = Executor(join_request(), assembly, timeline=timeline, clock=clock, on_step=on_step)
+    for step in plans:
+        executor.submit(step, clock.now_ns())
+    return results, executor.run(), timeline
+
+
+def prefills(*prompts: list[int], sampling: SamplingParams | None = None) -> StepPlan:
+    return plan(
+        0,
+        *((row, 0, len(prompt)) for row, prompt in enumerate(prompts)),
+        new_sequences=[sequence(row, prompt, sampling) for row, prompt in enumerate(prompts)],
+        num_new_blocks=[1] * len(prompts),
+        new_block_ids=list(range(len(prompts))),
+    )
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_row_with_broken_logits_is_named_and_the_others_go_on(temperature: float) -> None:
+    sampling = SamplingParams(temperature=temperature, top_k=1 if temperature else 0)
+    results, failure, _ = run(prefills([1, 2], [1, 3], [7], sampling=sampling))
+    assert failure is None
+    assert (results[0].token_ids, results[0].invalid) == ([5, 0, 5], [1])
+
+
+def test_times_are_of_the_compute() -> None:
+    results, failure, timeline = run(prefills([1, 2]), plan(1), plan(2, (0, 1, 1)))
+    assert failure is None
+    assert [result.compute_ns for result in results] == [1000, 0, 1000]
+    assert [(timing.started_ns, timing.ended_ns) for timing in timeline.latest()] == [
+        (0, 1000),
+        (1000, 1000),
+        (1000, 2000),
+    ]
+    assert [timing.num_sequences for timing in timeline.latest()] == [1, 0, 1]
+
+
+def test_failing_compute_is_told_with_its_step_and_ends_the_loop() -> None:
+    results, failure, _ = run(prefills([1, 2]), plan(1, (0, 1, 1), num_appended_tokens=[1], appended_token_ids=[2]))
+    assert failure is None
+    assert len(results) == 2
+    results, failure, _ = run(prefills([4]), plan(1))
+    assert results == []
+    assert isinstance(failure, EngineLostError)
+    assert "stage 0, rank 0 failed at step 0 (RuntimeError: out of order)" in str(failure)
+    assert failure.__traceback__ is None
+    assert failure.__context__ is None
+
+
+def test_plan_that_does_not_fit_ends_the_loop() -> None:
+    results, failure, _ = run(prefills([1]), plan(1, (9, 0, 1)), plan(2))
+    assert len(results) == 1
+    assert isinstance(failure, ProtocolError)
+    assert "step 1 computes row 9" in str(failure)
