@@ -140,8 +140,11 @@ class Executor:
             self._communicator.send(hidden)
             if self._is_last and len(inputs.sample_rows):
                 logits = assembly.loaded.stage.logits(hidden[inputs.sample_rows])
-                if self._request.tp_rank == 0:
+                # All ranks have the same logits to the last bit, hence the same tokens.
+                if self._request.tp_rank == 0 or self._request.workers_append_tokens:
                     token_ids, invalid = self._sample(batch, logits)
+                if self._request.workers_append_tokens:
+                    self._table.append_sampled(batch, token_ids)
                 ended_ns = self._clock.now_ns()
         self._timeline.add(
             StepTiming(

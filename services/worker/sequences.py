@@ -102,6 +102,20 @@ class SequenceTable:
         self._check_batch(what, batch)
         return batch
 
+    def append_sampled(self, batch: Batch, token_ids: Sequence[int]) -> None:
+        """Append the tokens that were sampled for ``batch``, so that the next plan need not bring them (run-ahead).
+
+        A token beyond the longest sequence is dropped: no plan will ask for it.
+        """
+        rows = batch.rows[batch.samples]
+        lengths = self._num_tokens[rows]
+        fits = lengths < self._max_model_len
+        rows, lengths = rows[fits], lengths[fits]
+        if rows.size:
+            self._grow_tokens(int(lengths.max()) + 1)
+            self.token_ids[rows, lengths] = np.array(token_ids, np.int32)[fits]
+            self._num_tokens[rows] = lengths + 1
+
     def _release(self, what: str, row: int) -> None:
         if not (0 <= row < self._is_used.size and self._is_used[row]):
             raise ProtocolError(f"{what} releases row {row}, which holds no sequence")

@@ -72,9 +72,7 @@ def tiny_llama(*, tied: bool, num_layers: int) -> Any:
 def tiny_gpt2() -> Any:
     torch.manual_seed(2)
     return transformers.GPT2LMHeadModel(
-        transformers.GPT2Config(
-            vocab_size=300, n_embd=64, n_layer=4, n_head=4, n_positions=1024, initializer_range=0.2
-        )
+        transformers.GPT2Config(vocab_size=300, n_embd=64, n_layer=4, n_head=4, n_positions=1024, initializer_range=0.2)
     )
 
 
