@@ -32,8 +32,8 @@ class GlooRanks:
     """The ranks of a stage on CPUs: collectives for what is large, a direct exchange for what is small.
 
     gloo's all-reduce takes a millisecond for a few KiB, since it allocates its work space anew each time, and a decode
-    makes two of them a layer. Sending to each other rank and adding up takes a seventh of that. Every rank adds the same
-    parts in the same order, so all have the same sum to the last bit.
+    makes two of them a layer. Sending to each other rank and adding up takes a seventh of that. Every rank adds the
+    same parts in the same order, so all have the same sum to the last bit.
     """
 
     def __init__(self, group: dist.ProcessGroup) -> None:
