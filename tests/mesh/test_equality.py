@@ -136,7 +136,12 @@ ALL_SLOTS, FEW_SLOTS = 8192, 1500
 async def check(case: Case, topology: Topology, scheduling: SchedulingConfig, *, num_slots: int, alone: int) -> None:
     kv_bytes = load(resolve(case.model)).kv_bytes_per_token(4) * num_slots // topology.world_size
     engine = EngineConfig(
-        model=case.model, topology=topology, dtype="float32", scheduling=scheduling, kv_memory_bytes=kv_bytes
+        model=case.model,
+        topology=topology,
+        dtype="float32",
+        scheduling=scheduling,
+        kv_memory_bytes=kv_bytes,
+        block_size=16 if num_slots == ALL_SLOTS else 4,
     )
     async with (
         LocalMesh(MeshOptions(engine=engine)) as mesh,
