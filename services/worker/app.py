@@ -11,6 +11,7 @@ import torch
 
 from services.worker.engine import Engine
 from services.worker.registration import hold_claim
+from services.worker.rendezvous import RendezvousServer
 from services.worker.servicer import WorkerServicer
 from shared.clock import SystemClock
 from shared.errors import ConfigError
@@ -20,6 +21,8 @@ from shared.pb import worker_pb2_grpc
 from shared.rpc import RpcServer, bound_address
 
 if TYPE_CHECKING:
+    from collections.abc import Coroutine
+
     from shared.config import WorkerConfig
     from shared.lifecycle import Shutdown
 
@@ -58,20 +61,19 @@ async def run_worker(config: WorkerConfig, shutdown: Shutdown) -> None:
         address = bound_address(advertised_host, await server.start(listen_host, config.listen.port))
         get_logger().info("service_listening", address=address, device=device_type, num_threads=torch.get_num_threads())
         claim = Registration(config.stage, config.tp_rank, address, "", device_type)
+        is_first = (config.stage, config.tp_rank) == (0, 0)
+        # Outlives the claim: this worker may itself be waiting at the store when it is asked to leave.
+        rendezvous = RendezvousServer(listen_host, advertised_host) if is_first else None
         try:
-            await _hold_until_asked(config, claim, advertised_host, shutdown)
+            await _hold_until_asked(hold_claim(config.scheduler, claim, rendezvous), shutdown)
         finally:
             await server.set_ready(ready=False)
             await engine.close(shutdown.grace_s)
             await server.stop(1.0)
 
 
-async def _hold_until_asked(
-    config: WorkerConfig, claim: Registration, advertised_host: str, shutdown: Shutdown
-) -> None:
-    holding = asyncio.create_task(
-        hold_claim(config.scheduler, claim, listen_host=config.listen.host, advertised_host=advertised_host)
-    )
+async def _hold_until_asked(claim: Coroutine[None, None, None], shutdown: Shutdown) -> None:
+    holding = asyncio.create_task(claim)
     asked = asyncio.create_task(shutdown.wait())
     try:
         await asyncio.wait({holding, asked}, return_when=asyncio.FIRST_COMPLETED)

@@ -22,49 +22,7 @@ if TYPE_CHECKING:
     from services.worker.rendezvous import ProcessGroups
     from services.worker.tensor_parallel import TensorParallel
 
-__all__ = ["Communicator", "GlooRanks", "StageRanks"]
-
-_SMALL_BYTES = 64 * 1024
-"""Up to this size a direct exchange beats gloo's collectives; measured with 2 ranks of one host."""
-
-
-class GlooRanks:
-    """The ranks of a stage on CPUs: collectives for what is large, a direct exchange for what is small.
-
-    gloo's all-reduce takes a millisecond for a few KiB, since it allocates its work space anew each time, and a decode
-    makes two of them a layer. Sending to each other rank and adding up takes a seventh of that. Every rank adds the
-    same parts in the same order, so all have the same sum to the last bit.
-    """
-
-    def __init__(self, group: dist.ProcessGroup) -> None:
-        self._group = group
-        self._collectives = DistributedTensorParallel(group)
-        self.rank = self._collectives.rank
-        self.size = self._collectives.size
-
-    def all_reduce(self, tensor: Tensor) -> Tensor:
-        """Sum ``tensor`` over the ranks, in place, and return it."""
-        if tensor.nbytes > _SMALL_BYTES:
-            return self._collectives.all_reduce(tensor)
-        return torch.sum(self._exchange(tensor), dim=0, out=tensor)
-
-    def gather_last_dim(self, tensor: Tensor) -> Tensor:
-        """Return the ranks' tensors side by side along the last axis."""
-        if tensor.nbytes > _SMALL_BYTES:
-            return self._collectives.gather_last_dim(tensor)
-        return torch.cat(self._exchange(tensor).unbind(0), dim=-1)
-
-    def _exchange(self, tensor: Tensor) -> Tensor:
-        """Return all ranks' tensors, [size, …]."""
-        own = tensor.contiguous()
-        parts = own.new_empty((self.size, *own.shape))
-        parts[self.rank] = own
-        others = [rank for rank in range(self.size) if rank != self.rank]
-        works = [self._group.send([own], rank, 0) for rank in others]
-        works += [self._group.recv([parts[rank]], rank, 0) for rank in others]
-        for work in works:
-            work.wait()
-        return parts
+__all__ = ["Communicator", "StageRanks"]
 
 
 class StageRanks:
@@ -81,10 +39,7 @@ class StageRanks:
     def attach(self, group: dist.ProcessGroup | None) -> None:
         """Use the group of this epoch; None on leaving it."""
         if self.size > 1:
-            if group is None:
-                self._ranks = None
-            else:
-                self._ranks = GlooRanks(group) if group.name() == "gloo" else DistributedTensorParallel(group)
+            self._ranks = None if group is None else DistributedTensorParallel(group)
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
         """Sum ``tensor`` over the ranks, in place, and return it."""

@@ -178,8 +178,8 @@ class Engine:
         joining, thread = self._joining, self._joining_thread
         if joining is None or thread is None or thread.done():
             return
-        stopping = start_thread(joining.abandon, name="abandon")
-        await asyncio.gather(stopping, asyncio.wait({thread}))
+        start_thread(joining.abandon, name=f"give-up-{joining.epoch}")
+        await asyncio.wait({thread})
 
 
 def _post(loop: asyncio.AbstractEventLoop, progress: asyncio.Queue[Loading | None], loading: Loading) -> None:

@@ -73,10 +73,8 @@ class Onward:
         try:
             await asyncio.gather(*(call.write(message) for call in self._calls))
         except (aio.AioRpcError, asyncio.InvalidStateError) as failure:
-            lost = [peer for peer, call in zip(self._peers, self._calls, strict=True) if call.done()]
-            raise EngineLostError(
-                f"{' and '.join(_where(peer) for peer in lost or self._peers)} took no control message"
-            ) from failure
+            await asyncio.wait(self._watches, return_when=asyncio.FIRST_COMPLETED)  # which tells who and why
+            raise EngineLostError("a peer took no control message") from failure
 
     async def finish(self) -> None:
         """Tell the peers that nothing more comes, and wait until they have computed all."""

@@ -63,6 +63,11 @@ class Joining:
         self.loaded = kept
         """Weights in memory, which outlive a failed attempt."""
 
+    @property
+    def epoch(self) -> int:
+        """Number of the epoch."""
+        return self._request.epoch
+
     def run(self) -> Assembly:
         """Join; blocks. Raises the typed error of whatever is in the way."""
         request = self._request

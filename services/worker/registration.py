@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 import grpc
 from grpc import aio
 
-from services.worker.rendezvous import RendezvousServer
 from shared.codec.joining import registration_to_pb
 from shared.errors import AlreadyClaimedError, ConfigError
 from shared.log import get_logger
@@ -22,6 +21,7 @@ from shared.pb import worker_pb2_grpc
 from shared.rpc import connect
 
 if TYPE_CHECKING:
+    from services.worker.rendezvous import RendezvousServer
     from shared.messages import Registration
 
 __all__ = ["hold_claim"]
@@ -30,20 +30,18 @@ _BACK_OFF_S = (0.1, 5.0)
 """First and longest pause between two attempts."""
 
 
-async def hold_claim(scheduler: str, claim: Registration, *, listen_host: str, advertised_host: str) -> None:
-    """Claim the rank and hold on to it. Never returns.
+async def hold_claim(scheduler: str, claim: Registration, rendezvous: RendezvousServer | None) -> None:
+    """Claim the rank and hold on to it; world rank 0 brings its ``rendezvous``. Never returns.
 
     Raises ``AlreadyClaimedError`` or ``ConfigError`` when the scheduler refuses the claim. After anything else it is
     made again.
     """
-    serves_store = claim.stage == 0 and claim.tp_rank == 0
-    store: RendezvousServer | None = None
     pause = _BACK_OFF_S[0]
     is_known_lost = False
+    was_granted = True
     while True:
-        if serves_store and store is None:
-            store = RendezvousServer(listen_host)
-            claim = replace(claim, rendezvous_address=store.address(advertised_host))
+        if rendezvous is not None and was_granted:
+            claim = replace(claim, rendezvous_address=rendezvous.renew())
         was_granted = False
         cause = "the scheduler ended it"
         try:
@@ -59,8 +57,6 @@ async def hold_claim(scheduler: str, claim: Registration, *, listen_host: str, a
                 raise AlreadyClaimedError(f"the scheduler at {scheduler} refuses this worker: {cause}") from failure
             if failure.code() is grpc.StatusCode.INVALID_ARGUMENT:
                 raise ConfigError(f"the scheduler at {scheduler} refuses this worker: {cause}") from failure
-        if was_granted:
-            store = None
         if not is_known_lost:
             is_known_lost = True
             get_logger().warning(

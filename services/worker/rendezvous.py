@@ -12,6 +12,7 @@ through the store.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import threading
@@ -29,6 +30,7 @@ from torch._C._distributed_c10d import (  # torch.distributed re-exports them, b
     Store,
     TCPStore,
 )
+from torch.distributed import DistError
 
 from shared.errors import ConfigError, EngineLostError
 from shared.rpc import bound_address
@@ -44,25 +46,32 @@ _GATE_TIMEOUT = timedelta(days=1)
 
 
 class RendezvousServer:
-    """The store of world rank 0, at ``host`` only and at a port that is never free between choice and use."""
+    """The stores of world rank 0, one after the other, at ``host`` only and at ports that nobody else can take."""
 
-    def __init__(self, host: str) -> None:
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    def __init__(self, host: str, advertised_host: str) -> None:
+        self._host = host
+        self._advertised_host = advertised_host
+        self._store: Store | None = None
+
+    def renew(self) -> str:
+        """Serve an empty store in place of the one before; return its ``host:port`` as other hosts reach it.
+
+        Raises ``ConfigError`` when ``host`` is not an address of this host.
+        """
+        family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
         try:
-            listener = socket.create_server((host, 0), family=family)
+            listener = socket.create_server((self._host, 0), family=family)
         except OSError as failure:
             raise ConfigError(
-                f"cannot serve the rendezvous store at {host}: {failure.strerror}; give --host an address of this host"
+                f"cannot serve the rendezvous store at {self._host}: {failure.strerror}; "
+                f"give --host an address of this host"
             ) from failure
-        self.port: int = listener.getsockname()[1]
-        # The store owns the socket from here on.
+        port: int = listener.getsockname()[1]
+        # The store owns the socket from here on: its port was never free between choice and use.
         self._store = TCPStore(
-            host, self.port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach()
+            self._host, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach()
         )
-
-    def address(self, advertised_host: str) -> str:
-        """Return the store's ``host:port`` as other hosts reach it."""
-        return bound_address(advertised_host, self.port)
+        return bound_address(self._advertised_host, port)
 
 
 class Gate:
@@ -74,7 +83,7 @@ class Gate:
         self._world_size = topology.world_size
         self._request = request
         self._lock = threading.Lock()
-        self._store: Store | None = None
+        self._is_waiting = False
         self._is_abandoned = False
 
     def wait(self) -> Store:
@@ -86,32 +95,31 @@ class Gate:
         try:
             store = _connect(self._request)
             with self._lock:
-                self._store = store
+                self._is_waiting = True
                 self._check()
             if store.add("arrived", 1) == self._world_size:
                 for rank in range(self._world_size):
                     store.set(f"open/{rank}", "")
             store.wait([f"open/{self._rank}"], _GATE_TIMEOUT)
-        except dist.DistError as failure:
+        except DistError as failure:
             raise EngineLostError(
                 f"the rendezvous store at {where} is out of reach ({_first_line(failure)}): "
                 f"see to the worker of stage 0, rank 0, and to the network between the hosts"
             ) from failure
+        finally:
+            self._is_waiting = False
         self._check()
         return store
 
     def abandon(self) -> None:
-        """Let ``wait`` fail, now or later; safe to call from any thread, blocks for a round trip to the store."""
+        """Let ``wait`` fail, now or later; from any thread. Blocks until the store was told or ``wait`` is over."""
         with self._lock:
             self._is_abandoned = True
-            waiting = self._store
-        if waiting is None:
-            return
-        try:
+        while self._is_waiting:
             # The waiting client is held by its own wait: only a second connection gets a word through.
-            _connect(self._request).set(f"open/{self._rank}", "")
-        except dist.DistError:
-            return  # no store, no wait
+            with contextlib.suppress(DistError):
+                _connect(self._request).set(f"open/{self._rank}", "")
+                return
 
     def _check(self) -> None:
         if self._is_abandoned:

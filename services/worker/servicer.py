@@ -62,9 +62,9 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
                 finally:
                     pump.cancel()
                     await asyncio.gather(pump, return_exceptions=True)
-                if not pump.cancelled() and (pump.exception() is not None or not membership.over.done()):
-                    return worker_pb2.ExecuteSummary(num_steps=pump.result())
-                raise membership.over.result()
+                if membership.over.done():
+                    raise membership.over.result()
+                return worker_pb2.ExecuteSummary(num_steps=pump.result())
 
     async def StreamResults(  # noqa: N802
         self, request: worker_pb2.StreamResultsRequest, context: aio.ServicerContext[Any, Any]

@@ -58,6 +58,8 @@ class FakeRegistry(worker_pb2_grpc.WorkerRegistryServicer):
     refusal: OrcaError | None = None
     claims: asyncio.Queue[Registration] = field(default_factory=asyncio.Queue)
     ended: asyncio.Queue[Registration] = field(default_factory=asyncio.Queue)
+    leave: asyncio.Event = field(default_factory=asyncio.Event)
+    """Asks a worker in this process to leave."""
     address: str = ""
 
     @contextlib.asynccontextmanager
@@ -89,10 +91,12 @@ async def running_worker(registry: FakeRegistry) -> AsyncIterator[Registration]:
     """Run a worker in this process for as long as the block lasts."""
     shutdown = Shutdown(grace_s=5.0)
     task = asyncio.create_task(run_worker(WorkerConfig(scheduler=registry.address, device="cpu"), shutdown))
+    leaving = asyncio.create_task(registry.leave.wait())
+    leaving.add_done_callback(lambda _: shutdown.request("test over"))
     try:
         yield await registry.claims.get()
     finally:
-        shutdown.request("test over")
+        leaving.cancel()
         await task
 
 

@@ -101,7 +101,7 @@ async def test_stages_overlap_and_control_runs_ahead_of_compute(registry: FakeRe
         min(late[step].ended_ns, early[step + 1].ended_ns) - max(late[step].started_ns, early[step + 1].started_ns)
         for step in range(13)
     ]
-    assert sum(overlap > STEP_NS // 2 for overlap in overlaps) >= 12, overlaps
+    assert sum(overlap > STEP_NS // 2 for overlap in overlaps) >= 10, overlaps
 
 
 @pytest.mark.parametrize("ranks", [((0, 0), (1, 0)), ((0, 0), (0, 1))], ids=["two_stages", "two_ranks"])

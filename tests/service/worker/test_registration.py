@@ -7,6 +7,7 @@ import contextlib
 from typing import TYPE_CHECKING
 
 import pytest
+import torch
 from structlog.testing import capture_logs
 
 from services.worker.app import run_worker
@@ -86,3 +87,9 @@ async def test_taken_port_is_a_config_error() -> None:
             await run_worker(
                 WorkerConfig(scheduler=registry.address, device="cpu", listen=taken), Shutdown(grace_s=5.0)
             )
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+async def test_missing_gpu_is_a_config_error() -> None:
+    with pytest.raises(ConfigError, match="--device cpu"):
+        await run_worker(WorkerConfig(scheduler="127.0.0.1:1", device="cuda"), Shutdown(grace_s=5.0))

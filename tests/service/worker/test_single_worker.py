@@ -7,6 +7,7 @@ import pytest
 from grpc import aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from services.worker.membership import MAX_PENDING_STEPS
 from services.worker.model.synthetic import synthetic_token
 from shared.codec.joining import join_request_to_pb
 from shared.messages import Joined, Loading, SamplingParams
@@ -256,6 +257,80 @@ async def test_cancelled_join_leaves_the_worker_able_to_join(worker: RankClient)
         waiting.cancel()
         joined = (await worker.join(join_request(epoch=2)))[-1]
         assert isinstance(joined, Joined)
+
+
+async def test_later_join_takes_the_place_of_one_that_waits(worker: RankClient) -> None:
+    async with FakeRegistry().serving() as registry, running_worker(registry) as store_owner:
+        lonely = join_request(num_stages=2, rendezvous_address=store_owner.rendezvous_address)
+        waiting = worker.stub.Join(join_request_to_pb(lonely))
+        async for message in waiting:
+            if message.loading.phase == "process_group":
+                break
+        assert isinstance((await worker.join(join_request(epoch=2)))[-1], Joined)
+        code, details = await failure_of(waiting)
+    assert code is grpc.StatusCode.UNAVAILABLE
+    assert "joining epoch 1 was given up" in details
+
+
+async def test_join_cancelled_while_loading_and_joined_anew(worker: RankClient) -> None:
+    loading = worker.stub.Join(join_request_to_pb(join_request("random:tiny-llama-30l")))
+    async for message in loading:
+        if message.loading.done:
+            break
+    loading.cancel()
+    assert isinstance((await worker.join(join_request("random:tiny-llama", epoch=2)))[-1], Joined)
+
+
+async def test_leaving_while_waiting_for_other_ranks() -> None:
+    async with FakeRegistry().serving() as registry:
+        async with running_worker(registry) as claim, RankClient.connected(claim.address) as client:
+            lonely = join_request(num_stages=2, rendezvous_address=claim.rendezvous_address)
+            waiting = client.stub.Join(join_request_to_pb(lonely))
+            async for message in waiting:
+                if message.loading.phase == "process_group":
+                    break
+        assert await waiting.code() in {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED}
+
+
+async def test_leaving_ends_the_control_stream_and_says_why() -> None:
+    async with (
+        FakeRegistry().serving() as registry,
+        running_worker(registry) as claim,
+        RankClient.connected(claim.address) as client,
+    ):
+        await client.join(join_request("synthetic:step_ms=5"))
+        control, results = client.execute(), client.results()
+        await control.send(first_plan())  # type: ignore[arg-type]
+        await results.next()
+        await control.send(*(plan(step_id) for step_id in range(1, 4)))
+        registry.leave.set()
+        code, details = await failure_of(control.call)
+    assert code is grpc.StatusCode.UNAVAILABLE
+    assert "leaving" in details
+
+
+async def test_control_stream_may_be_taken_up_where_it_ended(worker: RankClient) -> None:
+    await worker.join(join_request())
+    results = worker.results()
+    first = worker.execute()
+    await first.send(first_plan())  # type: ignore[arg-type]
+    assert await first.finish() == 1
+    second = worker.execute()
+    await second.send(plan(1, (0, 19, 1)))
+    assert await second.finish() == 1
+    assert [(await results.next()).step_id for _ in range(2)] == [0, 1]
+
+
+async def test_results_that_nobody_takes_hold_the_control_stream_back(worker: RankClient) -> None:
+    await worker.join(join_request())
+    control = worker.execute()
+    num_steps = MAX_PENDING_STEPS + 50
+    await control.send(*(plan(step_id) for step_id in range(num_steps)))
+    assert not control.call.done()
+    results = worker.results()
+    assert [(await results.next()).step_id for _ in range(num_steps)] == list(range(num_steps))
+    assert len(await worker.timeline()) == num_steps
+    assert await control.finish() == num_steps
 
 
 async def test_random_model_decodes_like_one_prefill(worker: RankClient) -> None:
