@@ -187,10 +187,13 @@ class SequenceTable:
         self._num_blocks[rows] = totals
 
     def _check_rows(self, what: str, rows: NDArray[np.int64]) -> None:
-        for row in rows:
-            if not (0 <= row < self._is_used.size and self._is_used[row]):
-                raise ProtocolError(f"{what} computes row {row}, which holds no sequence")
-        if np.unique(rows).size != rows.size:
+        if not rows.size:
+            return
+        in_table = rows.min() >= 0 and rows.max() < self._is_used.size
+        if not in_table or not self._is_used[rows].all():
+            row = next(row for row in rows if not (0 <= row < self._is_used.size and self._is_used[row]))
+            raise ProtocolError(f"{what} computes row {row}, which holds no sequence")
+        if len(set(rows.tolist())) != rows.size:
             raise ProtocolError(f"{what} computes a row twice")
 
     def _check_batch(self, what: str, batch: Batch) -> None:
