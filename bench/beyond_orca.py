@@ -20,16 +20,12 @@ from typing import TYPE_CHECKING, Any
 from services.mesh.local_mesh import LocalMesh
 from services.mesh.options import MeshOptions
 from shared.client import GatewayClient, GenerateOptions
-from shared.codec.steps import timeline_from_pb
 from shared.config import DEFAULT_MODEL, EngineConfig, SchedulingConfig
-from shared.pb import worker_pb2, worker_pb2_grpc
-from shared.rpc import connect
 from shared.topology import Topology
+from shared.worker_client import fetch_timeline
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
-
-    from shared.messages import StepTiming
 
     Measure = Callable[[SchedulingConfig], Awaitable[dict[str, Any]]]
 
@@ -61,11 +57,6 @@ async def token_times(client: GatewayClient, prompt: list[int], num_tokens: int)
     return times
 
 
-async def timeline(running: LocalMesh) -> list[StepTiming]:
-    async with connect(running.worker_addresses[0, 0]) as channel:
-        return timeline_from_pb(await worker_pb2_grpc.WorkerStub(channel).GetTimeline(worker_pb2.GetTimelineRequest()))
-
-
 async def chunked_prefill(model: str, scheduling: SchedulingConfig) -> dict[str, Any]:
     """Token intervals of 16 decoding requests while a prompt of 4,000 tokens arrives."""
     async with mesh(model, scheduling) as running, GatewayClient(running.gateway_address) as client:
@@ -74,7 +65,7 @@ async def chunked_prefill(model: str, scheduling: SchedulingConfig) -> dict[str,
             pass
         sent, answered = await token_times(client, prompt_of(4000, 99), 1)
         times = await asyncio.gather(*decodes)
-        steps = await timeline(running)
+        steps = await fetch_timeline(running.worker_addresses[0, 0])
     intervals = [
         1e3 * (later - earlier)
         for request in times
@@ -108,7 +99,11 @@ async def run_ahead(model: str, scheduling: SchedulingConfig) -> dict[str, Any]:
         started = time.monotonic()
         await asyncio.gather(*(token_times(client, prompt_of(16, seed), 100) for seed in range(16)))
         seconds = time.monotonic() - started
-        steps = [step for step in await timeline(running) if step.num_sequences == step.num_tokens == 16]
+        steps = [
+            step
+            for step in await fetch_timeline(running.worker_addresses[0, 0])
+            if step.num_sequences == step.num_tokens == 16
+        ]
     gaps = [1e-6 * (later.started_ns - earlier.ended_ns) for earlier, later in itertools.pairwise(steps)]
     return {
         "gap_ms_p50": round(statistics.median(gaps), 3),
