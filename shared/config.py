@@ -11,10 +11,20 @@ from dataclasses import dataclass, field
 from shared.errors import ConfigError
 from shared.topology import Topology
 
-__all__ = ["DEFAULT_MODEL", "EngineConfig", "GatewayConfig", "ListenConfig", "SchedulerConfig", "WorkerConfig"]
+__all__ = [
+    "DEFAULT_MODEL",
+    "EngineConfig",
+    "GatewayConfig",
+    "ListenConfig",
+    "SchedulerConfig",
+    "SchedulingConfig",
+    "WorkerConfig",
+]
 
 DEFAULT_MODEL = "smollm2-135m-instruct"
 DTYPES = ("auto", "float32", "bfloat16", "float16")
+KV_POLICIES = ("paged", "reserve")
+BATCHINGS = ("iteration", "request")
 DEVICES = ("auto", "cpu", "cuda")
 
 
@@ -50,6 +60,54 @@ class ListenConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class SchedulingConfig:
+    """How iterations are chosen. ``kv_policy`` "reserve" without chunked prefill is ORCA's Algorithm 1 as it stands."""
+
+    max_batch_size: int = 32
+    """Requests in one iteration at most (``max_bs`` of ORCA's Algorithm 1)."""
+    max_waiting: int = 4096
+    """Requests that may wait; one more is refused with RESOURCE_EXHAUSTED."""
+    kv_policy: str = "paged"
+    """"reserve" takes all blocks a request can ever need at its start, "paged" takes them on demand and preempts."""
+    chunked_prefill: bool = True
+    """Split prompts so that no iteration has more than ``max_batch_tokens``."""
+    max_batch_tokens: int = 512
+    """Tokens in one iteration at most, with chunked prefill; at least ``max_batch_size``."""
+    prefix_cache: bool = True
+    """Find the K/V of prompt beginnings that were computed before."""
+    run_ahead: int = 1
+    """With one stage: iterations sent before the tokens of the one before are back."""
+    split_over_stages: bool = True
+    """With few requests and several stages, give every stage its part of them."""
+    batching: str = "iteration"
+    """"request" is the baseline: a batch stays as it is until its last member has ended."""
+
+    def __post_init__(self) -> None:
+        """Check ranges and what goes together."""
+        _check_range("max-batch-size", self.max_batch_size, 1, 65536)
+        _check_range("max-waiting", self.max_waiting, 1, 1 << 24)
+        _check_choice("kv-policy", self.kv_policy, KV_POLICIES)
+        _check_choice("batching", self.batching, BATCHINGS)
+        _check_range("max-batch-tokens", self.max_batch_tokens, 1, 1 << 24)
+        _check_range("run-ahead", self.run_ahead, 0, 16)
+        if self.chunked_prefill and self.max_batch_tokens < self.max_batch_size:
+            raise ConfigError(
+                f"--max-batch-tokens ({self.max_batch_tokens}) must be at least --max-batch-size "
+                f"({self.max_batch_size}): every request of an iteration has a token in it"
+            )
+        if self.batching == "request" and (self.kv_policy != "reserve" or self.chunked_prefill or self.run_ahead):
+            raise ConfigError(
+                "--batching request needs --kv-policy reserve, --no-chunked-prefill and --run-ahead 0: "
+                "the baseline has none of what goes beyond it"
+            )
+
+    @property
+    def token_budget(self) -> int | None:
+        """Tokens in one iteration at most; None without chunked prefill."""
+        return self.max_batch_tokens if self.chunked_prefill else None
+
+
+@dataclass(frozen=True, slots=True)
 class EngineConfig:
     """The engine: one model on one mesh of workers, and how iterations are chosen."""
 
@@ -57,29 +115,34 @@ class EngineConfig:
     topology: Topology = field(default_factory=Topology)
     dtype: str = "auto"
     """"auto" is float32 on CPUs and bfloat16 on GPUs."""
-    max_batch_size: int = 32
-    """Requests in one iteration at most (``max_bs`` of ORCA's Algorithm 1)."""
+    scheduling: SchedulingConfig = field(default_factory=SchedulingConfig)
     kv_memory_bytes: int = 1 << 30
     """Memory for K/V on each worker; the number of slots of Algorithm 1 follows from it."""
     block_size: int = 16
     """Tokens in one K/V block."""
     max_model_len: int = 0
     """Longest sequence, prompt and output, in tokens; 0 takes the model's own limit."""
-    max_waiting: int = 4096
-    """Requests that may wait; one more is refused with RESOURCE_EXHAUSTED."""
     collective_timeout_s: int = 60
     """A collective or an activation that takes longer is taken for lost."""
+
+    @property
+    def run_ahead(self) -> int:
+        """Iterations ahead: only one stage can, since only there the worker that samples is the one that embeds."""
+        return self.scheduling.run_ahead if self.topology.num_stages == 1 else 0
+
+    @property
+    def workers_append_tokens(self) -> bool:
+        """Whether workers keep the tokens that they sample, rather than being told."""
+        return self.run_ahead > 0
 
     def __post_init__(self) -> None:
         """Check ranges."""
         if not self.model:
             raise ConfigError("--model must not be empty")
         _check_choice("dtype", self.dtype, DTYPES)
-        _check_range("max-batch-size", self.max_batch_size, 1, 65536)
         _check_range("kv-memory", self.kv_memory_bytes, 1 << 10, 1 << 44)
         _check_range("block-size", self.block_size, 1, 1024)
         _check_range("max-model-len", self.max_model_len, 0, 1 << 24)
-        _check_range("max-waiting", self.max_waiting, 1, 1 << 24)
         _check_range("collective-timeout", self.collective_timeout_s, 1, 86400)
 
 

@@ -116,6 +116,8 @@ class Ended:
     queue_ns: int = 0
     prefill_ns: int = 0
     decode_ns: int = 0
+    num_cached_tokens: int = 0
+    num_preemptions: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +169,12 @@ class EngineStatus:
     num_running: int = 0
     num_waiting: int = 0
     num_in_flight_steps: int = 0
-    num_reserved_slots: int = 0
+    num_used_slots: int = 0
+    num_cached_slots: int = 0
+    num_preemptions: int = 0
+    num_prompt_tokens: int = 0
+    num_cached_prompt_tokens: int = 0
+    num_broken_invariants: int = 0
     num_steps: int = 0
     num_output_tokens: int = 0
     num_finished: int = 0
@@ -211,6 +218,8 @@ class JoinRequest:
     tp_addresses: tuple[str, ...]
     """The other ranks of this stage; empty on ranks that lead none."""
     collective_timeout_s: int
+    workers_append_tokens: bool = False
+    """Every rank appends the tokens that it samples to its own tables; only an engine of one stage can do that."""
 
 
 @dataclass(frozen=True, slots=True)

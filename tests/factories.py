@@ -3,10 +3,22 @@
 from __future__ import annotations
 
 from services.scheduler.core.core import Capacity, SchedulerCore
+from shared.config import SchedulingConfig
 from shared.ids import Epoch, Handle, RequestId
 from shared.messages import SamplingParams, StepPlan, StepResult, Submit, token_ids
 
 SESSION = "gateway"
+
+ORCA = SchedulingConfig(
+    max_batch_size=8,
+    max_waiting=1000,
+    kv_policy="reserve",
+    chunked_prefill=False,
+    prefix_cache=False,
+    run_ahead=0,
+    split_over_stages=False,
+)
+"""Algorithm 1 as it stands in the paper."""
 
 
 def make_submit(
@@ -29,12 +41,11 @@ def make_core(
     num_blocks: int = 64,
     block_size: int = 4,
     num_stages: int = 1,
-    max_batch_size: int = 8,
-    max_waiting: int = 1000,
     max_model_len: int = 1024,
+    scheduling: SchedulingConfig = ORCA,
 ) -> SchedulerCore:
-    """A core whose engine is ready."""
-    core = SchedulerCore(max_batch_size=max_batch_size, max_waiting=max_waiting)
+    """A core whose engine is ready; plain ORCA unless told otherwise."""
+    core = SchedulerCore(scheduling)
     core.engine_ready(Epoch(1), Capacity(num_blocks, block_size, num_stages, max_model_len, vocab_size=1000))
     return core
 

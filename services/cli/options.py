@@ -7,8 +7,6 @@ from typing import Annotated, Literal
 
 import typer
 
-from services.cli.sizes import parse_size
-
 LogLevel = Literal["debug", "info", "warning", "error"]
 LogFormat = Literal["auto", "json", "pretty"]
 
@@ -16,89 +14,8 @@ _ENGINE = "Engine"
 _PROCESS = "Process"
 _SAMPLING = "Sampling"
 
-# --- engine -----------------------------------------------------------------------------------------------------------
+# --- worker ---------------------------------------------------------------------------------------------------------
 
-ModelOption = Annotated[
-    str,
-    typer.Option(
-        "--model",
-        "-m",
-        envvar="ORCA_MODEL",
-        rich_help_panel=_ENGINE,
-        help="Model to serve: a name of `orca models list`, a folder in Hugging Face layout, a .gguf file, "
-        "hf:owner/name, random:<shape>, or synthetic:<key>=<value>,… for tests.",
-    ),
-]
-StagesOption = Annotated[
-    int,
-    typer.Option("--stages", envvar="ORCA_STAGES", rich_help_panel=_ENGINE, help="Pipeline stages; layers are split."),
-]
-TpOption = Annotated[
-    int,
-    typer.Option(
-        "--tp", envvar="ORCA_TP", rich_help_panel=_ENGINE, help="Tensor-parallel ranks in each stage; heads are split."
-    ),
-]
-DtypeOption = Annotated[
-    str,
-    typer.Option(
-        "--dtype",
-        envvar="ORCA_DTYPE",
-        metavar="auto|float32|bfloat16|float16",
-        rich_help_panel=_ENGINE,
-        help="Element type of weights and K/V; auto is float32 on CPUs, bfloat16 on GPUs.",
-    ),
-]
-MaxBatchSizeOption = Annotated[
-    int,
-    typer.Option(
-        "--max-batch-size", envvar="ORCA_MAX_BATCH_SIZE", rich_help_panel=_ENGINE, help="Requests in one iteration."
-    ),
-]
-KvMemoryOption = Annotated[
-    int,
-    typer.Option(
-        "--kv-memory",
-        envvar="ORCA_KV_MEMORY",
-        parser=parse_size,
-        metavar="SIZE",
-        show_default="1GiB",
-        rich_help_panel=_ENGINE,
-        help="Memory for K/V on each worker, for example 512MiB.",
-    ),
-]
-BlockSizeOption = Annotated[
-    int,
-    typer.Option("--block-size", envvar="ORCA_BLOCK_SIZE", rich_help_panel=_ENGINE, help="Tokens in one K/V block."),
-]
-MaxModelLenOption = Annotated[
-    int,
-    typer.Option(
-        "--max-model-len",
-        envvar="ORCA_MAX_MODEL_LEN",
-        rich_help_panel=_ENGINE,
-        help="Longest sequence, prompt and output, in tokens; 0 takes the model's own limit.",
-    ),
-]
-MaxWaitingOption = Annotated[
-    int,
-    typer.Option(
-        "--max-waiting",
-        envvar="ORCA_MAX_WAITING",
-        rich_help_panel=_ENGINE,
-        help="Requests that may wait in the scheduler; one more is refused.",
-    ),
-]
-CollectiveTimeoutOption = Annotated[
-    int,
-    typer.Option(
-        "--collective-timeout",
-        envvar="ORCA_COLLECTIVE_TIMEOUT",
-        metavar="SECONDS",
-        rich_help_panel=_ENGINE,
-        help="An exchange between workers that takes longer is taken for lost.",
-    ),
-]
 DeviceOption = Annotated[
     str,
     typer.Option(

@@ -6,15 +6,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from services.cli import options as opt
+from services.cli.engine_options import takes_engine
 from shared.config import EngineConfig, GatewayConfig, ListenConfig, SchedulerConfig, WorkerConfig
-from shared.topology import Topology
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from shared.lifecycle import Shutdown
 
-_ENGINE = EngineConfig()
 _GATEWAY = GatewayConfig(scheduler="127.0.0.1:1")
 
 
@@ -36,17 +35,9 @@ def gateway(
     _serve(partial(run_gateway, config), grace, exit_with_parent)
 
 
+@takes_engine
 def scheduler(
-    model: opt.ModelOption = _ENGINE.model,
-    stages: opt.StagesOption = _ENGINE.topology.num_stages,
-    tp: opt.TpOption = _ENGINE.topology.tp_size,
-    dtype: opt.DtypeOption = _ENGINE.dtype,
-    max_batch_size: opt.MaxBatchSizeOption = _ENGINE.max_batch_size,
-    kv_memory: opt.KvMemoryOption = _ENGINE.kv_memory_bytes,
-    block_size: opt.BlockSizeOption = _ENGINE.block_size,
-    max_model_len: opt.MaxModelLenOption = _ENGINE.max_model_len,
-    max_waiting: opt.MaxWaitingOption = _ENGINE.max_waiting,
-    collective_timeout: opt.CollectiveTimeoutOption = _ENGINE.collective_timeout_s,
+    engine: EngineConfig,
     host: opt.HostOption = "127.0.0.1",
     port: opt.PortOption = 50052,
     grace: opt.GraceOption = 10.0,
@@ -55,17 +46,6 @@ def scheduler(
     exit_with_parent: opt.ExitWithParentOption = False,
 ) -> None:
     """Run the scheduler: it decides every iteration and owns the K/V accounting. One for each engine."""
-    engine = EngineConfig(
-        model=model,
-        topology=Topology(stages, tp),
-        dtype=dtype,
-        max_batch_size=max_batch_size,
-        kv_memory_bytes=kv_memory,
-        block_size=block_size,
-        max_model_len=max_model_len,
-        max_waiting=max_waiting,
-        collective_timeout_s=collective_timeout,
-    )
     config = SchedulerConfig(ListenConfig(host, port), engine)
     _configure_logging(log_level, log_format, service="scheduler")
     from services.scheduler.app import run_scheduler

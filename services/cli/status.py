@@ -54,7 +54,10 @@ def _summary(found: "GatewayStatus") -> "RenderableType":
         "state": Text("ready", "bold green") if engine.ready else Text(f"not ready: {engine.reason}", "bold yellow")
     }
     if (info := engine.info) is not None:
-        slots = f"{engine.num_reserved_slots} of {info.num_slots} reserved ({info.block_size} tokens a block)"
+        slots = (
+            f"{engine.num_used_slots} of {info.num_slots} used, {engine.num_cached_slots} cached "
+            f"({info.block_size} tokens a block)"
+        )
         rows |= {
             "model": Text(f"{info.model}, {info.dtype}, context {info.max_model_len} tokens"),
             "topology": Text(f"{info.num_stages} × {info.tp_size} (pipeline stages × tensor-parallel ranks)"),
@@ -67,6 +70,8 @@ def _summary(found: "GatewayStatus") -> "RenderableType":
         ),
         "iterations": Text(f"{engine.num_in_flight_steps} in flight, {engine.num_steps} in all, epoch {engine.epoch}"),
         "last batch": Text(f"{engine.last_batch_size} requests, {engine.last_batch_tokens} tokens"),
+        "prefix cache": Text(f"{engine.num_cached_prompt_tokens} of {engine.num_prompt_tokens} prompt tokens found"),
+        "preemptions": Text(str(engine.num_preemptions)),
         "output": Text(f"{engine.num_output_tokens} tokens"),
     }
     table = Table.grid(padding=(0, 2))

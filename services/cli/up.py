@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from services.cli import options as opt
+from services.cli.engine_options import takes_engine
 from shared.config import EngineConfig, GatewayConfig, ListenConfig
-from shared.topology import Topology
 
 if TYPE_CHECKING:
     from services.cli.mesh_view import MeshView
@@ -17,23 +17,14 @@ if TYPE_CHECKING:
 
 __all__ = ["up"]
 
-_ENGINE = EngineConfig()
 _GATEWAY = GatewayConfig(scheduler="127.0.0.1:1")
 _GRACE_AFTER_FAILURE_S = 0.0
 """Once a process is lost no request can end well: the others get what it takes to leave, no more."""
 
 
+@takes_engine
 def up(
-    model: opt.ModelOption = _ENGINE.model,
-    stages: opt.StagesOption = _ENGINE.topology.num_stages,
-    tp: opt.TpOption = _ENGINE.topology.tp_size,
-    dtype: opt.DtypeOption = _ENGINE.dtype,
-    max_batch_size: opt.MaxBatchSizeOption = _ENGINE.max_batch_size,
-    kv_memory: opt.KvMemoryOption = _ENGINE.kv_memory_bytes,
-    block_size: opt.BlockSizeOption = _ENGINE.block_size,
-    max_model_len: opt.MaxModelLenOption = _ENGINE.max_model_len,
-    max_waiting: opt.MaxWaitingOption = _ENGINE.max_waiting,
-    collective_timeout: opt.CollectiveTimeoutOption = _ENGINE.collective_timeout_s,
+    engine: EngineConfig,
     device: opt.DeviceOption = "auto",
     threads: opt.ThreadsOption = 0,
     host: opt.HostOption = _GATEWAY.listen.host,
@@ -64,17 +55,6 @@ def up(
     from services.mesh.local_mesh import worker_name
     from services.mesh.ports import check_port
 
-    engine = EngineConfig(
-        model=model,
-        topology=Topology(stages, tp),
-        dtype=dtype,
-        max_batch_size=max_batch_size,
-        kv_memory_bytes=kv_memory,
-        block_size=block_size,
-        max_model_len=max_model_len,
-        max_waiting=max_waiting,
-        collective_timeout_s=collective_timeout,
-    )
     options = MeshOptions(
         engine=engine,
         listen=ListenConfig(host, grpc_port),
@@ -86,7 +66,7 @@ def up(
     )
     check_port(host, grpc_port, option="--grpc-port")
     console = Console()
-    make_available(model, console)
+    make_available(engine.model, console)
     names = ["scheduler", "gateway", *(worker_name(*rank) for rank in engine.topology.ranks())]
     raise typer.Exit(asyncio.run(_supervise(options, MeshView(console, names, log_level))))
 

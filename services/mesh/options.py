@@ -54,19 +54,26 @@ class MeshOptions:
 
     def scheduler_command(self) -> list[str]:
         """Command line of the scheduler."""
-        engine = self.engine
+        engine, scheduling = self.engine, self.engine.scheduling
         return [
             *self._service("scheduler", _LOOPBACK),
             *("--model", engine.model),
             *("--stages", str(engine.topology.num_stages)),
             *("--tp", str(engine.topology.tp_size)),
             *("--dtype", engine.dtype),
-            *("--max-batch-size", str(engine.max_batch_size)),
             *("--kv-memory", str(engine.kv_memory_bytes)),
             *("--block-size", str(engine.block_size)),
             *("--max-model-len", str(engine.max_model_len)),
-            *("--max-waiting", str(engine.max_waiting)),
             *("--collective-timeout", str(engine.collective_timeout_s)),
+            *("--max-batch-size", str(scheduling.max_batch_size)),
+            *("--max-waiting", str(scheduling.max_waiting)),
+            *("--kv-policy", scheduling.kv_policy),
+            "--chunked-prefill" if scheduling.chunked_prefill else "--no-chunked-prefill",
+            *("--max-batch-tokens", str(scheduling.max_batch_tokens)),
+            "--prefix-cache" if scheduling.prefix_cache else "--no-prefix-cache",
+            *("--run-ahead", str(scheduling.run_ahead)),
+            "--split-over-stages" if scheduling.split_over_stages else "--no-split-over-stages",
+            *("--batching", scheduling.batching),
         ]
 
     def worker_command(self, scheduler: str, stage: int, tp_rank: int) -> list[str]:

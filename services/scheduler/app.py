@@ -33,7 +33,7 @@ async def run_scheduler(
 
     ``listening`` is given the address, for callers in the same process.
     """
-    core = SchedulerCore(max_batch_size=config.engine.max_batch_size, max_waiting=config.engine.max_waiting)
+    core = SchedulerCore(config.engine.scheduling)
     loop = EngineLoop(core, SystemClock())
     registry = WorkerRegistry(config.engine.topology)
     server = RpcServer()
@@ -83,7 +83,12 @@ def _status(keeper: EngineKeeper, registry: WorkerRegistry, loop: EngineLoop) ->
         num_running=stats.num_running,
         num_waiting=stats.num_waiting,
         num_in_flight_steps=stats.num_in_flight_steps,
-        num_reserved_slots=stats.num_reserved_slots,
+        num_used_slots=stats.num_used_slots,
+        num_cached_slots=stats.num_cached_slots,
+        num_preemptions=stats.num_preemptions,
+        num_prompt_tokens=stats.num_prompt_tokens,
+        num_cached_prompt_tokens=stats.num_cached_prompt_tokens,
+        num_broken_invariants=loop.num_broken_invariants,
         num_steps=stats.num_steps,
         num_output_tokens=stats.num_output_tokens,
         num_finished=stats.num_finished,

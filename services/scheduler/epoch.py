@@ -155,6 +155,7 @@ def _join_request(epoch: Epoch, config: EngineConfig, claims: list[Registration]
         if leads
         else (),
         collective_timeout_s=config.collective_timeout_s,
+        workers_append_tokens=config.workers_append_tokens,
     )
 
 

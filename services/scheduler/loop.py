@@ -65,6 +65,7 @@ class EngineLoop:
         self._link: EngineLink | None = None
         self._on_lost: Callable[[EngineLostError], None] | None = None
         self._draining = False
+        self.num_broken_invariants = 0
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -121,10 +122,10 @@ class EngineLoop:
             events: list[TokenEvent] = []
             while self._inbox:
                 events += self._handle(self._inbox.popleft())
-            await self._send_plans()
+            events += await self._send_plans()
             self._publish(events)
             if self._core.idle and not self._idle.is_set():
-                self._core.check_invariants()
+                self._check_invariants()
                 self._idle.set()
 
     def _put(self, command: _Command) -> None:
@@ -138,12 +139,13 @@ class EngineLoop:
             case _FromSession(outbox, Submit() as submit):
                 self._submit(outbox, submit)
             case _FromSession(outbox, Cancel() as cancel):
-                event = self._core.abort(outbox, cancel.handle)
-                return [] if event is None else [event]
+                return self._core.abort(outbox, cancel.handle)
             case _SessionClosed(outbox):
                 self._sessions.discard(outbox)
-                num_cancelled = self._core.abort_session(outbox)
+                events = self._core.abort_session(outbox)
+                num_cancelled = sum(event.finished is FinishReason.CANCELLED for event in events)
                 get_logger().info("session_closed", gateway_id=outbox.gateway_id, num_cancelled=num_cancelled)
+                return events
             case _EpochBegan(link):
                 self._link = link
                 events = self._core.engine_ready(link.epoch, link.capacity)
@@ -151,7 +153,7 @@ class EngineLoop:
                     outbox.engine_ready(link.info)
                 return events
             case _EpochEnded():
-                self._lose_engine()
+                return self._lose_engine()
         return []
 
     def _submit(self, outbox: Outbox, submit: Submit) -> None:
@@ -171,33 +173,43 @@ class EngineLoop:
         try:
             return self._core.apply(result, self._clock.now_ns())
         except ProtocolError as broken:
-            self._report_lost(EngineLostError(str(broken)))
-            return []
+            return self._report_lost(EngineLostError(str(broken)))
 
-    async def _send_plans(self) -> None:
+    async def _send_plans(self) -> list[TokenEvent]:
         """Fill the pipeline; filling it comes before everything else."""
         while self._link is not None:
             plan = self._core.schedule(self._clock.now_ns())
             if plan is None:
-                return
+                return []
             try:
                 await self._link.send(plan)
             except EngineLostError as lost:
-                self._report_lost(lost)
+                return self._report_lost(lost)
+        return []
 
-    def _report_lost(self, lost: EngineLostError) -> None:
-        self._lose_engine()
+    def _report_lost(self, lost: EngineLostError) -> list[TokenEvent]:
+        events = self._lose_engine()
         if self._on_lost is not None:
             self._on_lost(lost)
             self._on_lost = None
+        return events
 
-    def _lose_engine(self) -> None:
+    def _lose_engine(self) -> list[TokenEvent]:
         if self._link is None:
-            return
+            return []
         self._link = None
-        self._core.engine_lost()
         for outbox in self._sessions:
             outbox.engine_lost()
+        return self._core.engine_lost()
+
+    def _check_invariants(self) -> None:
+        """Always on, whenever the pool is empty: a leak is told, counted, and mended by a fresh epoch."""
+        try:
+            self._core.check_invariants()
+        except AssertionError as broken:
+            self.num_broken_invariants += 1
+            get_logger().error("invariant_broken", message=str(broken))
+            self._report_lost(EngineLostError(f"an invariant of the scheduler is broken: {broken}"))
 
     def _publish(self, events: list[TokenEvent]) -> None:
         for event in events:
@@ -223,4 +235,6 @@ def _ended(event: TokenEvent) -> Ended:
         queue_ns=0 if started is None else started - sequence.arrived_ns,
         prefill_ns=0 if first is None or started is None else first - started,
         decode_ns=0 if first is None or last is None else last - first,
+        num_cached_tokens=sequence.num_cached_tokens,
+        num_preemptions=sequence.num_preemptions,
     )

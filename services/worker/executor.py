@@ -65,6 +65,7 @@ class Executor:
         self._on_step = on_step
         self._arrivals: queue.SimpleQueue[_Arrival | None] = queue.SimpleQueue()
         self._is_stopped = False
+        self._untold: list[StepResult | None] = []
         self._table = SequenceTable(
             max_model_len=assembly.joined.max_model_len,
             vocab_size=assembly.joined.vocab_size,
@@ -97,7 +98,10 @@ class Executor:
             with torch.inference_mode():
                 while failure is None and (arrival := self._arrivals.get()) is not None and not self._is_stopped:
                     failure = self._try_step(assembly, arrival)
+                    if self._arrivals.empty():
+                        self._tell()
         finally:
+            self._tell()
             self._assembly = None
             assembly.loaded.ranks.attach(None)
             self._communicator.close()
@@ -133,6 +137,7 @@ class Executor:
         invalid: list[int] = []
         if batch.rows.size:
             inputs = forward_batch(self._table, batch, self._device)
+            self._tell()
             hidden = self._communicator.receive(inputs.num_tokens)
             started_ns = self._clock.now_ns()
             hidden = assembly.loaded.stage.forward(inputs, hidden, assembly.kv)
@@ -140,8 +145,11 @@ class Executor:
             self._communicator.send(hidden)
             if self._is_last and len(inputs.sample_rows):
                 logits = assembly.loaded.stage.logits(hidden[inputs.sample_rows])
-                if self._request.tp_rank == 0:
+                # All ranks have the same logits to the last bit, hence the same tokens.
+                if self._request.tp_rank == 0 or self._request.workers_append_tokens:
                     token_ids, invalid = self._sample(batch, logits)
+                if self._request.workers_append_tokens:
+                    self._table.append_sampled(batch, token_ids)
                 ended_ns = self._clock.now_ns()
         self._timeline.add(
             StepTiming(
@@ -154,7 +162,7 @@ class Executor:
             )
         )
         has_result = self._is_last and self._request.tp_rank == 0
-        self._on_step(
+        self._untold.append(
             StepResult(
                 epoch=plan.epoch,
                 step_id=plan.step_id,
@@ -165,6 +173,16 @@ class Executor:
             if has_result
             else None
         )
+
+    def _tell(self) -> None:
+        """Tell what has been done since the last time.
+
+        Whoever hears it competes for the interpreter. Where the next plan is here already, its inputs are made first,
+        and the listener runs while the device, or the layers outside the interpreter, compute.
+        """
+        for result in self._untold:
+            self._on_step(result)
+        self._untold.clear()
 
     def _sample(self, batch: Batch, logits: Tensor) -> tuple[list[int], list[int]]:
         sampled = sample(logits, sampling_columns(self._table, batch))

@@ -24,10 +24,15 @@ def forward_batch(table: SequenceTable, batch: Batch, device: torch.device) -> F
     block_size``.
     """
     lengths = batch.num_tokens
-    query_start = np.concatenate(([0], np.cumsum(lengths)))
-    row_of_token = np.repeat(batch.rows, lengths)
-    positions = np.arange(query_start[-1]) + np.repeat(batch.num_computed_tokens - query_start[:-1], lengths)
-    block_of_token, offsets = np.divmod(positions, table.block_size)
+    if lengths.size == lengths.sum():  # decodes only, the most frequent iteration by far: nothing to spread
+        query_start = np.arange(lengths.size + 1)
+        row_of_token, positions = batch.rows, batch.num_computed_tokens
+    else:
+        query_start = np.concatenate(([0], np.cumsum(lengths)))
+        row_of_token = np.repeat(batch.rows, lengths)
+        positions = np.arange(query_start[-1]) + np.repeat(batch.num_computed_tokens - query_start[:-1], lengths)
+    block_of_token = positions // table.block_size
+    offsets = positions - block_of_token * table.block_size
     context_lens = batch.num_computed_tokens + lengths
     max_blocks = -(-int(context_lens.max(initial=0)) // table.block_size)
     return ForwardBatch.from_arrays(

@@ -70,8 +70,12 @@ class Joining:
 
     def run(self) -> Assembly:
         """Join; blocks. Raises the typed error of whatever is in the way."""
-        loaded = self._load()
         request = self._request
+        if request.workers_append_tokens and request.num_stages > 1:
+            raise ConfigError(
+                "only an engine of one stage can run ahead: elsewhere the stage that samples does not embed"
+            )
+        loaded = self._load()
         max_model_len = request.max_model_len or loaded.max_model_len
         if max_model_len > loaded.max_model_len:
             raise ConfigError(

@@ -102,6 +102,20 @@ class SequenceTable:
         self._check_batch(what, batch)
         return batch
 
+    def append_sampled(self, batch: Batch, token_ids: Sequence[int]) -> None:
+        """Append the tokens that were sampled for ``batch``, so that the next plan need not bring them (run-ahead).
+
+        A token beyond the longest sequence is dropped: no plan will ask for it.
+        """
+        rows = batch.rows[batch.samples]
+        lengths = self._num_tokens[rows]
+        fits = lengths < self._max_model_len
+        rows, lengths = rows[fits], lengths[fits]
+        if rows.size:
+            self._grow_tokens(int(lengths.max()) + 1)
+            self.token_ids[rows, lengths] = np.array(token_ids, np.int32)[fits]
+            self._num_tokens[rows] = lengths + 1
+
     def _release(self, what: str, row: int) -> None:
         if not (0 <= row < self._is_used.size and self._is_used[row]):
             raise ProtocolError(f"{what} releases row {row}, which holds no sequence")
@@ -173,10 +187,13 @@ class SequenceTable:
         self._num_blocks[rows] = totals
 
     def _check_rows(self, what: str, rows: NDArray[np.int64]) -> None:
-        for row in rows:
-            if not (0 <= row < self._is_used.size and self._is_used[row]):
-                raise ProtocolError(f"{what} computes row {row}, which holds no sequence")
-        if np.unique(rows).size != rows.size:
+        if not rows.size:
+            return
+        in_table = rows.min() >= 0 and rows.max() < self._is_used.size
+        if not in_table or not self._is_used[rows].all():
+            row = next(row for row in rows if not (0 <= row < self._is_used.size and self._is_used[row]))
+            raise ProtocolError(f"{what} computes row {row}, which holds no sequence")
+        if len(set(rows.tolist())) != rows.size:
             raise ProtocolError(f"{what} computes a row twice")
 
     def _check_batch(self, what: str, batch: Batch) -> None:

@@ -71,5 +71,5 @@ class DistributedTensorParallel:
         if self.size == 1:
             return tensor
         parts = tensor.new_empty((self.size, *tensor.shape))
-        dist.all_gather_into_tensor(parts.view(-1, *tensor.shape[1:]), tensor.contiguous(), group=self._group)
+        dist.all_gather_single(parts.view(-1, *tensor.shape[1:]), tensor.contiguous(), group=self._group)
         return torch.cat(parts.unbind(0), dim=-1)

@@ -56,6 +56,7 @@ def join_request_to_pb(request: JoinRequest) -> worker_pb2.JoinRequest:
         next_stage_address=request.next_stage_address,
         tp_addresses=request.tp_addresses,
         collective_timeout_s=request.collective_timeout_s,
+        workers_append_tokens=request.workers_append_tokens,
     )
 
 
@@ -76,6 +77,7 @@ def join_request_from_pb(message: worker_pb2.JoinRequest) -> JoinRequest:
         next_stage_address=message.next_stage_address,
         tp_addresses=tuple(message.tp_addresses),
         collective_timeout_s=message.collective_timeout_s,
+        workers_append_tokens=message.workers_append_tokens,
     )
 
 

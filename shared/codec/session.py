@@ -74,6 +74,8 @@ def session_events_to_pb(events: SessionEvents) -> scheduler_pb2.SessionEvents:
                 queue_ns=ended.queue_ns,
                 prefill_ns=ended.prefill_ns,
                 decode_ns=ended.decode_ns,
+                num_cached_tokens=ended.num_cached_tokens,
+                num_preemptions=ended.num_preemptions,
             )
             for ended in events.ended
         ],
@@ -97,6 +99,8 @@ def session_events_from_pb(message: scheduler_pb2.SessionEvents) -> SessionEvent
                 queue_ns=ended.queue_ns,
                 prefill_ns=ended.prefill_ns,
                 decode_ns=ended.decode_ns,
+                num_cached_tokens=ended.num_cached_tokens,
+                num_preemptions=ended.num_preemptions,
             )
             for ended in message.ended
         ],

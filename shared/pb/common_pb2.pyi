@@ -198,12 +198,17 @@ class EngineStatus(_message.Message):
     NUM_RUNNING_FIELD_NUMBER: _builtins.int
     NUM_WAITING_FIELD_NUMBER: _builtins.int
     NUM_IN_FLIGHT_STEPS_FIELD_NUMBER: _builtins.int
-    NUM_RESERVED_SLOTS_TOKENS_FIELD_NUMBER: _builtins.int
+    NUM_USED_SLOTS_TOKENS_FIELD_NUMBER: _builtins.int
     NUM_STEPS_FIELD_NUMBER: _builtins.int
     NUM_OUTPUT_TOKENS_FIELD_NUMBER: _builtins.int
     NUM_FINISHED_FIELD_NUMBER: _builtins.int
     LAST_BATCH_SIZE_FIELD_NUMBER: _builtins.int
     LAST_BATCH_TOKENS_FIELD_NUMBER: _builtins.int
+    NUM_CACHED_SLOTS_TOKENS_FIELD_NUMBER: _builtins.int
+    NUM_PREEMPTIONS_FIELD_NUMBER: _builtins.int
+    NUM_PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
+    NUM_CACHED_PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
+    NUM_BROKEN_INVARIANTS_FIELD_NUMBER: _builtins.int
     ready: _builtins.bool
     """True when requests are being served."""
     reason: _builtins.str
@@ -216,8 +221,8 @@ class EngineStatus(_message.Message):
     """Requests that have not been scheduled yet."""
     num_in_flight_steps: _builtins.int
     """Iterations sent to the workers whose results have not come back."""
-    num_reserved_slots_tokens: _builtins.int
-    """K/V slots reserved by running requests."""
+    num_used_slots_tokens: _builtins.int
+    """K/V slots in blocks that running requests own."""
     num_steps: _builtins.int
     """Iterations since the scheduler started."""
     num_output_tokens: _builtins.int
@@ -228,6 +233,16 @@ class EngineStatus(_message.Message):
     """Requests in the latest iteration."""
     last_batch_tokens: _builtins.int
     """Tokens in the latest iteration."""
+    num_cached_slots_tokens: _builtins.int
+    """K/V slots in blocks that nobody owns but the prefix cache can find."""
+    num_preemptions: _builtins.int
+    """Times that a request was put back to waiting for want of K/V, since the scheduler started."""
+    num_prompt_tokens: _builtins.int
+    """Prompt tokens of requests that have started, since the scheduler started ..."""
+    num_cached_prompt_tokens: _builtins.int
+    """... and how many of them were found in the prefix cache."""
+    num_broken_invariants: _builtins.int
+    """Invariants of the scheduler found broken; anything but 0 is a bug."""
     @_builtins.property
     def info(self) -> Global___EngineInfo:
         """Set once the workers have joined."""
@@ -245,16 +260,21 @@ class EngineStatus(_message.Message):
         num_running: _builtins.int = ...,
         num_waiting: _builtins.int = ...,
         num_in_flight_steps: _builtins.int = ...,
-        num_reserved_slots_tokens: _builtins.int = ...,
+        num_used_slots_tokens: _builtins.int = ...,
         num_steps: _builtins.int = ...,
         num_output_tokens: _builtins.int = ...,
         num_finished: _builtins.int = ...,
         last_batch_size: _builtins.int = ...,
         last_batch_tokens: _builtins.int = ...,
+        num_cached_slots_tokens: _builtins.int = ...,
+        num_preemptions: _builtins.int = ...,
+        num_prompt_tokens: _builtins.int = ...,
+        num_cached_prompt_tokens: _builtins.int = ...,
+        num_broken_invariants: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["info", b"info"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "info", b"info", "last_batch_size", b"last_batch_size", "last_batch_tokens", b"last_batch_tokens", "num_finished", b"num_finished", "num_in_flight_steps", b"num_in_flight_steps", "num_output_tokens", b"num_output_tokens", "num_reserved_slots_tokens", b"num_reserved_slots_tokens", "num_running", b"num_running", "num_steps", b"num_steps", "num_waiting", b"num_waiting", "ready", b"ready", "reason", b"reason", "workers", b"workers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "info", b"info", "last_batch_size", b"last_batch_size", "last_batch_tokens", b"last_batch_tokens", "num_broken_invariants", b"num_broken_invariants", "num_cached_prompt_tokens", b"num_cached_prompt_tokens", "num_cached_slots_tokens", b"num_cached_slots_tokens", "num_finished", b"num_finished", "num_in_flight_steps", b"num_in_flight_steps", "num_output_tokens", b"num_output_tokens", "num_preemptions", b"num_preemptions", "num_prompt_tokens", b"num_prompt_tokens", "num_running", b"num_running", "num_steps", b"num_steps", "num_used_slots_tokens", b"num_used_slots_tokens", "num_waiting", b"num_waiting", "ready", b"ready", "reason", b"reason", "workers", b"workers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -196,6 +196,8 @@ class Ended(_message.Message):
     QUEUE_NS_FIELD_NUMBER: _builtins.int
     PREFILL_NS_FIELD_NUMBER: _builtins.int
     DECODE_NS_FIELD_NUMBER: _builtins.int
+    NUM_CACHED_TOKENS_FIELD_NUMBER: _builtins.int
+    NUM_PREEMPTIONS_FIELD_NUMBER: _builtins.int
     handle: _builtins.int
     reason: _common_pb2.FinishReason.ValueType
     error_code: _builtins.int
@@ -207,6 +209,10 @@ class Ended(_message.Message):
     """From the first schedule to the first token, nanoseconds."""
     decode_ns: _builtins.int
     """From the first token to the last, nanoseconds."""
+    num_cached_tokens: _builtins.int
+    """Prompt tokens found in the prefix cache."""
+    num_preemptions: _builtins.int
+    """Times it was put back to waiting for want of K/V."""
     def __init__(
         self,
         *,
@@ -217,10 +223,12 @@ class Ended(_message.Message):
         queue_ns: _builtins.int = ...,
         prefill_ns: _builtins.int = ...,
         decode_ns: _builtins.int = ...,
+        num_cached_tokens: _builtins.int = ...,
+        num_preemptions: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["decode_ns", b"decode_ns", "error_code", b"error_code", "error_message", b"error_message", "handle", b"handle", "prefill_ns", b"prefill_ns", "queue_ns", b"queue_ns", "reason", b"reason"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["decode_ns", b"decode_ns", "error_code", b"error_code", "error_message", b"error_message", "handle", b"handle", "num_cached_tokens", b"num_cached_tokens", "num_preemptions", b"num_preemptions", "prefill_ns", b"prefill_ns", "queue_ns", b"queue_ns", "reason", b"reason"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -93,6 +93,7 @@ class JoinRequest(_message.Message):
     NEXT_STAGE_ADDRESS_FIELD_NUMBER: _builtins.int
     TP_ADDRESSES_FIELD_NUMBER: _builtins.int
     COLLECTIVE_TIMEOUT_S_FIELD_NUMBER: _builtins.int
+    WORKERS_APPEND_TOKENS_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
     stage: _builtins.int
     tp_rank: _builtins.int
@@ -113,6 +114,10 @@ class JoinRequest(_message.Message):
     """Leaders only: the next stage's leader (empty on the last stage) ..."""
     collective_timeout_s: _builtins.int
     """A collective or receive that takes longer than this fails, seconds."""
+    workers_append_tokens: _builtins.bool
+    """Every rank appends the tokens that it samples to its own tables, so that plans may leave before tokens have come back.
+    Only an engine of one stage can do that.
+    """
     @_builtins.property
     def tp_addresses(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """... and the other ranks of this stage."""
@@ -134,10 +139,11 @@ class JoinRequest(_message.Message):
         next_stage_address: _builtins.str = ...,
         tp_addresses: _abc.Iterable[_builtins.str] | None = ...,
         collective_timeout_s: _builtins.int = ...,
+        workers_append_tokens: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_size_tokens", b"block_size_tokens", "collective_timeout_s", b"collective_timeout_s", "dtype", b"dtype", "epoch", b"epoch", "kv_memory_bytes", b"kv_memory_bytes", "max_model_len_tokens", b"max_model_len_tokens", "model", b"model", "next_stage_address", b"next_stage_address", "num_stages", b"num_stages", "rendezvous_address", b"rendezvous_address", "stage", b"stage", "tp_addresses", b"tp_addresses", "tp_rank", b"tp_rank", "tp_size", b"tp_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_size_tokens", b"block_size_tokens", "collective_timeout_s", b"collective_timeout_s", "dtype", b"dtype", "epoch", b"epoch", "kv_memory_bytes", b"kv_memory_bytes", "max_model_len_tokens", b"max_model_len_tokens", "model", b"model", "next_stage_address", b"next_stage_address", "num_stages", b"num_stages", "rendezvous_address", b"rendezvous_address", "stage", b"stage", "tp_addresses", b"tp_addresses", "tp_rank", b"tp_rank", "tp_size", b"tp_size", "workers_append_tokens", b"workers_append_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -320,7 +326,7 @@ class StepPlan(_message.Message):
 
     @_builtins.property
     def num_appended_tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Tokens appended to each sequence since the last message about it ..."""
+        """Tokens appended to each sequence since the last message about it, those that the workers append excepted ..."""
 
     @_builtins.property
     def appended_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:

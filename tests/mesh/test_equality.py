@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -19,10 +19,12 @@ import transformers
 from services.mesh.local_mesh import LocalMesh
 from services.mesh.options import MeshOptions
 from shared.client import GatewayClient, GenerateOptions
-from shared.config import EngineConfig
+from shared.config import EngineConfig, SchedulingConfig
+from shared.model.config import load
 from shared.model.source import GgufFile
 from shared.model.store import resolve
-from shared.topology import Topology
+from shared.topology import Topology, split_layers
+from tests.factories import ORCA
 from tests.mesh.reference import Reference, assert_same_or_near_tie
 
 if TYPE_CHECKING:
@@ -72,9 +74,7 @@ def tiny_llama(*, tied: bool, num_layers: int) -> Any:
 def tiny_gpt2() -> Any:
     torch.manual_seed(2)
     return transformers.GPT2LMHeadModel(
-        transformers.GPT2Config(
-            vocab_size=300, n_embd=64, n_layer=4, n_head=4, n_positions=1024, initializer_range=0.2
-        )
+        transformers.GPT2Config(vocab_size=300, n_embd=64, n_layer=4, n_head=4, n_positions=1024, initializer_range=0.2)
     )
 
 
@@ -85,14 +85,23 @@ MODELS: dict[str, Callable[[], Any]] = {
 }
 
 
-@pytest.fixture(scope="module", params=list(MODELS))
-def tiny(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Case:
-    model = MODELS[request.param]()
+def load_tiny(name: str, tmp_path_factory: pytest.TempPathFactory) -> Case:
+    model = MODELS[name]()
     model.train(mode=False)
-    folder = tmp_path_factory.mktemp(request.param)
+    folder = tmp_path_factory.mktemp(name)
     model.save_pretrained(folder)
     write_tokenizer(folder, vocab_size=300)
     return make_case(str(folder), Reference(model), vocab_size=300)
+
+
+@pytest.fixture(scope="module", params=list(MODELS))
+def tiny(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Case:
+    return load_tiny(request.param, tmp_path_factory)
+
+
+@pytest.fixture(scope="module")
+def untied_llama(tmp_path_factory: pytest.TempPathFactory) -> Case:
+    return load_tiny("llama-untied", tmp_path_factory)
 
 
 def write_tokenizer(folder: Path, vocab_size: int) -> None:
@@ -118,9 +127,23 @@ def smollm2() -> Case:
     return make_case(name, Reference(model), vocab_size=49152)
 
 
-async def check(case: Case, topology: Topology, max_batch_size: int, *, alone: int) -> None:
+PLAIN = replace(ORCA, max_batch_size=32)
+BEYOND = SchedulingConfig(max_batch_size=32, max_batch_tokens=64)
+ALL_SLOTS, FEW_SLOTS = 8192, 640
+"""K/V for all prompts together; and for little more than the longest, so that paged K/V may have to preempt."""
+
+
+async def check(case: Case, topology: Topology, scheduling: SchedulingConfig, *, num_slots: int, alone: int) -> None:
+    config = load(resolve(case.model))
+    num_layers = len(split_layers(config.num_layers, topology.num_stages)[0])
+    num_heads = -(-config.num_kv_heads // topology.tp_size)
     engine = EngineConfig(
-        model=case.model, topology=topology, dtype="float32", max_batch_size=max_batch_size, kv_memory_bytes=1 << 29
+        model=case.model,
+        topology=topology,
+        dtype="float32",
+        scheduling=scheduling,
+        kv_memory_bytes=num_slots * 2 * num_layers * num_heads * config.head_dim * 4,
+        block_size=16 if num_slots == ALL_SLOTS else 2,
     )
     async with (
         LocalMesh(MeshOptions(engine=engine)) as mesh,
@@ -138,20 +161,60 @@ async def check(case: Case, topology: Topology, max_batch_size: int, *, alone: i
             actual = await run(case.prompts[index])
             assert_same_or_near_tie(case.reference, case.prompts[index], case.expected[index], actual)
         status = (await client.status()).engine
-        assert status.num_running == status.num_waiting == status.num_reserved_slots == 0
+        assert status.num_running == status.num_waiting == status.num_used_slots == status.num_broken_invariants == 0
+        if scheduling.prefix_cache:
+            assert status.num_cached_prompt_tokens > 0
 
 
-@pytest.mark.parametrize("topology", TOPOLOGIES, ids=lambda t: f"{t.num_stages}x{t.tp_size}")
-async def test_tiny_models_at_every_topology(tiny: Case, topology: Topology) -> None:
-    await check(tiny, topology, max_batch_size=32, alone=6)
+def ids(value: object) -> str | None:
+    return f"{value.num_stages}x{value.tp_size}" if isinstance(value, Topology) else None
+
+
+@pytest.mark.parametrize("topology", TOPOLOGIES, ids=ids)
+async def test_tiny_models_as_orca_has_it(tiny: Case, topology: Topology) -> None:
+    await check(tiny, topology, PLAIN, num_slots=ALL_SLOTS, alone=6)
+
+
+@pytest.mark.parametrize("topology", TOPOLOGIES, ids=ids)
+async def test_tiny_models_with_all_that_goes_beyond(tiny: Case, topology: Topology) -> None:
+    await check(tiny, topology, BEYOND, num_slots=FEW_SLOTS, alone=6)
 
 
 @pytest.mark.parametrize("max_batch_size", [1, 5])
-@pytest.mark.parametrize("topology", [Topology(1, 1), Topology(2, 2)], ids=["1x1", "2x2"])
-async def test_tiny_models_at_several_batch_sizes(tiny: Case, topology: Topology, max_batch_size: int) -> None:
-    await check(tiny, topology, max_batch_size, alone=1)
+@pytest.mark.parametrize("topology", [Topology(1, 1), Topology(2, 2)], ids=ids)
+async def test_several_batch_sizes(tiny: Case, topology: Topology, max_batch_size: int) -> None:
+    scheduling = replace(PLAIN, max_batch_size=max_batch_size)
+    await check(tiny, topology, scheduling, num_slots=ALL_SLOTS, alone=1)
 
 
-@pytest.mark.parametrize("topology", TOPOLOGIES, ids=lambda t: f"{t.num_stages}x{t.tp_size}")
-async def test_smollm2_at_every_topology(smollm2: Case, topology: Topology) -> None:
-    await check(smollm2, topology, max_batch_size=16, alone=4)
+SINGLE_SWITCHES: dict[str, dict[str, Any]] = {
+    "paged": {"kv_policy": "paged"},
+    "chunked": {"chunked_prefill": True, "max_batch_tokens": 64},
+    "cached": {"prefix_cache": True},
+    "ahead": {"run_ahead": 2},
+    "split": {"split_over_stages": True},
+    "request-level": {"batching": "request"},
+}
+
+
+@pytest.mark.parametrize("switch", SINGLE_SWITCHES)
+@pytest.mark.parametrize("topology", [Topology(1, 1), Topology(2, 2)], ids=ids)
+async def test_each_switch_by_itself(untied_llama: Case, topology: Topology, switch: str) -> None:
+    num_slots = FEW_SLOTS if switch == "paged" else ALL_SLOTS
+    await check(untied_llama, topology, replace(PLAIN, **SINGLE_SWITCHES[switch]), num_slots=num_slots, alone=3)
+
+
+@pytest.mark.parametrize("switch", ["kv_policy", "chunked_prefill", "prefix_cache", "run_ahead", "split_over_stages"])
+@pytest.mark.parametrize("topology", [Topology(1, 2), Topology(3, 1)], ids=ids)
+async def test_all_but_one(untied_llama: Case, topology: Topology, switch: str) -> None:
+    scheduling = replace(BEYOND, **{switch: getattr(PLAIN, switch)})
+    await check(untied_llama, topology, scheduling, num_slots=FEW_SLOTS, alone=3)
+
+
+async def test_smollm2_as_orca_has_it(smollm2: Case) -> None:
+    await check(smollm2, Topology(2, 1), PLAIN, num_slots=ALL_SLOTS, alone=2)
+
+
+@pytest.mark.parametrize("topology", TOPOLOGIES, ids=ids)
+async def test_smollm2_with_all_that_goes_beyond(smollm2: Case, topology: Topology) -> None:
+    await check(smollm2, topology, BEYOND, num_slots=FEW_SLOTS, alone=3)

@@ -1,29 +1,33 @@
-"""ORCA's scheduler (OSDI '22, Algorithm 1): iteration-level, first come first served, deadlock-free by reservation.
+"""The scheduler: ORCA's Algorithm 1 (OSDI '22) and what goes beyond it, as one pure object.
 
-One iteration: of the sequences that are not in an iteration, in order of arrival, up to ``max_batch_size`` are
-selected; one that is selected for the first time gets its K/V from the policy, and where it cannot, selection stops
-there, so that nobody overtakes. Iterations go on being selected, without waiting for results, while fewer than
-``num_stages`` are in flight. Where nothing can be selected the caller waits for what is outstanding.
+Iterations are selected (``batching``), blocks given and taken (``kv_policy``), plans built (``plan``) and results
+applied, without waiting for results while the pipeline has room (``pipeline``). Where nothing can be selected the
+caller waits for what is outstanding.
 
-Invariants (``check_invariants``): every sequence that has started arrived before every sequence that waits; a block
-belongs to one sequence or is free; a sequence is in one iteration in flight at most; whoever ended owns nothing.
+Invariants (``check_invariants``): every sequence that has started arrived before every sequence that waits; every block
+is owned as the sequences say, cached or free; a sequence is in one iteration in flight at most, run-ahead excepted;
+whoever ended owns nothing.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
+from services.scheduler.core.batching import Batching, BatchLimits, IterationBatching
 from services.scheduler.core.blocks import BlockPool
+from services.scheduler.core.kv_policy import KvPolicy, PagedPolicy, ReservePolicy
 from services.scheduler.core.pipeline import Pipeline
 from services.scheduler.core.plan import PlanBuilder, RowTable
-from services.scheduler.core.policy import KvPolicy, ReservePolicy
+from services.scheduler.core.queue import RequestQueue
+from services.scheduler.core.request_batching import RequestBatching
 from services.scheduler.core.sequence import RequestKey, Sequence, Status
 from shared.errors import InvalidRequestError, OverloadedError, ProtocolError, UnavailableError
 from shared.messages import FinishReason, StepPlan, StepResult, Submit
 
 if TYPE_CHECKING:
+    from shared.config import SchedulingConfig
     from shared.ids import Epoch
 
 __all__ = ["Capacity", "SchedulerCore", "SchedulerStats", "TokenEvent"]
@@ -57,17 +61,25 @@ class TokenEvent(NamedTuple):
 
 
 class SchedulerStats(NamedTuple):
-    """A snapshot of the core."""
+    """A snapshot of the core. Counters count from the start of the service."""
 
     num_running: int
     """Started and not ended: in an iteration or between two."""
     num_waiting: int
     num_in_flight_steps: int
     num_slots: int
-    num_reserved_slots: int
+    num_used_slots: int
+    """Slots in blocks that sequences own."""
+    num_cached_slots: int
+    """Slots in blocks that nobody owns but the prefix cache can find."""
     num_steps: int
     num_output_tokens: int
     num_finished: int
+    num_preemptions: int
+    num_prompt_tokens: int
+    """Prompt tokens of requests that have started."""
+    num_cached_prompt_tokens: int
+    """Of these, found in the prefix cache."""
     last_batch_size: int
     last_batch_tokens: int
 
@@ -75,17 +87,15 @@ class SchedulerStats(NamedTuple):
 class SchedulerCore:
     """The request pool and every decision about it. Not thread-safe: one task owns it."""
 
-    def __init__(self, *, max_batch_size: int, max_waiting: int) -> None:
-        self._max_batch_size = max_batch_size
-        self._max_waiting = max_waiting
-        self._sequences: dict[RequestKey, Sequence] = {}
-        # Both in order of arrival; everything in _started arrived before everything in _waiting.
-        self._started: dict[RequestKey, Sequence] = {}
-        self._waiting: OrderedDict[RequestKey, Sequence] = OrderedDict()
+    def __init__(self, config: SchedulingConfig) -> None:
+        self._config = config
+        self._queue = RequestQueue()
         self._next_arrival = 0
         self._num_steps = 0
         self._num_output_tokens = 0
         self._num_finished = 0
+        self._num_prompt_tokens = 0
+        self._num_cached_prompt_tokens = 0
         self._last_batch_size = 0
         self._last_batch_tokens = 0
         self._capacity: Capacity | None = None
@@ -93,10 +103,25 @@ class SchedulerCore:
         self._set_up_engine(Capacity(1, 1, 1, 1, 1))
 
     def _set_up_engine(self, capacity: Capacity) -> None:
+        """Everything that lives as long as an epoch, empty."""
+        config = self._config
+        run_ahead = config.run_ahead if capacity.num_stages == 1 else 0
+        limits = BatchLimits(
+            max_batch_size=config.max_batch_size,
+            max_batch_tokens=config.token_budget,
+            num_stages=capacity.num_stages,
+            run_ahead=run_ahead,
+            split_over_stages=config.split_over_stages,
+        )
+        kv_policy = PagedPolicy if config.kv_policy == "paged" else ReservePolicy
+        batching = RequestBatching if config.batching == "request" else IterationBatching
         self._pool = BlockPool(capacity.num_blocks, capacity.block_size)
-        self._policy: KvPolicy = ReservePolicy(self._pool)
-        self._pipeline = Pipeline(capacity.num_stages)
+        self._kv: KvPolicy = kv_policy(self._pool, prefix_cache=config.prefix_cache)
+        self._batching: Batching = batching(limits)
+        self._pipeline = Pipeline(capacity.num_stages + run_ahead)
         self._rows = RowTable()
+        self._workers_append = run_ahead > 0
+        self._queue.attach(self._kv, self._rows)
 
     # --- the engine comes and goes ------------------------------------------------------------------------------------
 
@@ -108,23 +133,21 @@ class SchedulerCore:
         self._capacity = capacity
         self._set_up_engine(capacity)
         events = []
-        for sequence in list(self._waiting.values()):
+        for sequence in list(self._queue.waiting.values()):
             refusal = self._refusal(sequence.num_prompt_tokens, sequence.max_tokens)
             if refusal is not None:
-                events.append(self._end(sequence, None, FinishReason.ERROR, refusal))
+                events.append(self._end(sequence, FinishReason.ERROR, error=refusal))
         return events
 
-    def engine_lost(self) -> None:
+    def engine_lost(self) -> list[TokenEvent]:
         """The epoch is over: every unfinished request goes back to waiting, in its old place, to be computed again."""
         self._epoch = None
-        for sequence in reversed(list(self._started.values())):
-            sequence.move_to(Status.WAITING)
-            sequence.forget_engine()
-            self._waiting[sequence.key] = sequence
-            self._waiting.move_to_end(sequence.key, last=False)
-        self._started.clear()
+        ended = [s for s in self._queue.started.values() if s.status is Status.FINISHED]
+        events = [self._leave(sequence) for sequence in ended]
+        self._queue.put_all_back()
         if self._capacity is not None:
             self._set_up_engine(self._capacity)
+        return events
 
     # --- requests come and go -----------------------------------------------------------------------------------------
 
@@ -138,7 +161,7 @@ class SchedulerCore:
         if capacity is None:
             raise UnavailableError("the engine is not ready yet; try again when the gateway reports ready")
         key = (session, request.handle)
-        if key in self._sequences:
+        if self._queue.get(key) is not None:
             raise InvalidRequestError(f"request handle {request.handle} is in use in this session")
         num_prompt, num_output = len(request.prompt_token_ids), len(request.output_token_ids)
         if num_prompt == 0:
@@ -153,8 +176,9 @@ class SchedulerCore:
         largest = max(max(ids) for ids in (request.prompt_token_ids, request.output_token_ids) if ids)
         if largest >= capacity.vocab_size:
             raise InvalidRequestError(f"token id {largest} is outside the vocabulary (0 to {capacity.vocab_size - 1})")
-        if len(self._waiting) >= self._max_waiting:
-            raise OverloadedError(f"{len(self._waiting)} requests wait already, which is the limit; try again later")
+        num_waiting = len(self._queue.waiting)
+        if num_waiting >= self._config.max_waiting:
+            raise OverloadedError(f"{num_waiting} requests wait already, which is the limit; try again later")
         sequence = Sequence(
             key=key,
             request_id=request.request_id,
@@ -167,8 +191,7 @@ class SchedulerCore:
             arrived_ns=now_ns,
         )
         self._next_arrival += 1
-        self._sequences[key] = sequence
-        self._waiting[key] = sequence
+        self._queue.add(sequence)
 
     def _refusal(self, num_prompt: int, max_tokens: int) -> str | None:
         """Why a request of this size can never be served, or None."""
@@ -180,27 +203,28 @@ class SchedulerCore:
             return (
                 f"{asked}, over the context of {capacity.max_model_len} tokens; shorten the prompt or lower max_tokens"
             )
-        if not self._policy.fits(total):
+        if self._pool.blocks_for(total) > self._pool.num_blocks:
             return (
                 f"{asked}, over the {capacity.num_slots} K/V slots of the engine; lower max_tokens or raise --kv-memory"
             )
         return None
 
-    def abort(self, session: object, handle: int) -> TokenEvent | None:
-        """Drop a request and free all it has at once; None where there is no such request.
+    def abort(self, session: object, handle: int) -> list[TokenEvent]:
+        """Drop a request and free all it has at once; nothing happens where there is no such request.
 
         Safe in mid-flight: each worker runs control messages in order, so what the iteration under way writes to the
         freed blocks is written before a later iteration may use them. Its result is dropped in ``apply``.
         """
-        sequence = self._sequences.get((session, handle))
-        return None if sequence is None else self._end(sequence, None, FinishReason.CANCELLED)
+        sequence = self._queue.get((session, handle))
+        return [] if sequence is None else self._cancel([sequence])
 
-    def abort_session(self, session: object) -> int:
-        """Drop all requests of a session and return how many there were."""
-        gone = [sequence for sequence in self._sequences.values() if sequence.key[0] == session]
-        for sequence in gone:
-            self._end(sequence, None, FinishReason.CANCELLED)
-        return len(gone)
+    def abort_session(self, session: object) -> list[TokenEvent]:
+        """Drop all requests of a session."""
+        return self._cancel([sequence for sequence in self._queue.sequences() if sequence.key[0] == session])
+
+    def _cancel(self, sequences: list[Sequence]) -> list[TokenEvent]:
+        events = [self._end(sequence, FinishReason.CANCELLED) for sequence in sequences]
+        return events + self._leave_released()
 
     # --- iterations ---------------------------------------------------------------------------------------------------
 
@@ -208,37 +232,24 @@ class SchedulerCore:
         """Select the next iteration, or None: the pipeline is full, nothing can be selected, or there is no engine."""
         if self._epoch is None or self._pipeline.full:
             return None
-        batch = self._select()
+        batch = self._batching.select(self._queue)
         if not batch:
             return None
-        builder = PlanBuilder(self._rows)
-        for sequence in batch:
-            builder.add(sequence, len(sequence.token_ids) - sequence.num_computed_tokens)
-            sequence.move_to(Status.RUNNING)
-            sequence.num_iterations += 1
+        builder = PlanBuilder(self._rows, workers_append=self._workers_append)
+        for sequence, num_tokens in batch:
             if sequence.scheduled_ns is None:
                 sequence.scheduled_ns = now_ns
+                self._num_prompt_tokens += sequence.num_prompt_tokens
+                self._num_cached_prompt_tokens += sequence.num_cached_tokens
+            builder.add(sequence, num_tokens)
+            self._kv.computed(sequence)
+            if sequence.status is not Status.FINISHED:
+                sequence.move_to(Status.RUNNING)
+                sequence.num_iterations += 1
         self._num_steps += 1
         self._last_batch_size = len(batch)
         self._last_batch_tokens = builder.total_tokens
-        return builder.build(self._epoch, self._pipeline.send(batch, builder.samples))
-
-    def _select(self) -> list[Sequence]:
-        """Algorithm 1, ``Select``: lines 17 to 28."""
-        batch: list[Sequence] = []
-        for sequence in self._started.values():
-            if len(batch) == self._max_batch_size:
-                return batch
-            if sequence.status is Status.READY:
-                batch.append(sequence)
-        while self._waiting and len(batch) < self._max_batch_size:
-            sequence = next(iter(self._waiting.values()))
-            if not self._policy.admit(sequence):
-                break  # stop, not skip: nobody overtakes
-            del self._waiting[sequence.key]
-            self._started[sequence.key] = sequence
-            batch.append(sequence)
-        return batch
+        return builder.build(self._epoch, self._pipeline.send([share.sequence for share in batch], builder.samples))
 
     def apply(self, result: StepResult, now_ns: int) -> list[TokenEvent]:
         """Take the oldest iteration's tokens; returns what its requests should hear, in batch order.
@@ -248,24 +259,27 @@ class SchedulerCore:
         if result.epoch != self._epoch:
             raise ProtocolError(f"result of epoch {result.epoch}, expected was {self._epoch}")
         step = self._pipeline.collect(result.step_id)
-        if len(result.token_ids) != sum(step.samples):
-            raise ProtocolError(
-                f"step {result.step_id}: {len(result.token_ids)} tokens for {sum(step.samples)} sequences"
-            )
+        num_tokens = sum(step.samples)
+        if len(result.token_ids) != num_tokens:
+            raise ProtocolError(f"step {result.step_id}: {len(result.token_ids)} tokens for {num_tokens} sequences")
         events: list[TokenEvent] = []
-        tokens = iter(enumerate(result.token_ids))
-        for sequence, samples in zip(step.sequences, step.samples, strict=True):
-            index, token_id = next(tokens) if samples else (None, None)
-            if sequence.status is not Status.RUNNING:
-                continue  # cancelled meanwhile
-            if index is None or token_id is None:
-                sequence.move_to(Status.READY)
+        index = -1
+        for sequence, incarnation, samples in zip(step.sequences, step.incarnations, step.samples, strict=True):
+            index += samples
+            if sequence.incarnation != incarnation:
+                continue  # ended, cancelled or preempted meanwhile
+            sequence.num_in_flight -= 1
+            sequence.num_pending_tokens -= samples
+            if sequence.status is Status.FINISHED:
+                continue  # kept by the batching, but it has all its tokens
+            if not samples:
+                self._settle(sequence)
             elif index in result.invalid:
                 message = "the model's logits are not finite numbers for this request"
-                events.append(self._end(sequence, None, FinishReason.ERROR, message))
+                events.append(self._end(sequence, FinishReason.ERROR, error=message))
             else:
-                events.append(self._append(sequence, token_id, now_ns))
-        return events
+                events.append(self._append(sequence, result.token_ids[index], now_ns))
+        return events + self._leave_released()
 
     def _append(self, sequence: Sequence, token_id: int, now_ns: int) -> TokenEvent:
         sequence.token_ids.append(token_id)
@@ -274,59 +288,83 @@ class SchedulerCore:
             sequence.first_token_ns = now_ns
         self._num_output_tokens += 1
         if token_id in sequence.stop_token_ids:
-            return self._end(sequence, token_id, FinishReason.STOP)
+            return self._end(sequence, FinishReason.STOP, token_id)
         if sequence.num_output_tokens >= sequence.max_tokens:
-            return self._end(sequence, token_id, FinishReason.LENGTH)
-        sequence.move_to(Status.READY)
+            return self._end(sequence, FinishReason.LENGTH, token_id)
+        self._settle(sequence)
         return TokenEvent(sequence.key, token_id)
 
-    def _end(self, sequence: Sequence, token_id: int | None, reason: FinishReason, error: str = "") -> TokenEvent:
+    @staticmethod
+    def _settle(sequence: Sequence) -> None:
+        if sequence.num_in_flight == 0:
+            sequence.move_to(Status.READY)
+
+    def _end(
+        self, sequence: Sequence, reason: FinishReason, token_id: int | None = None, *, error: str = ""
+    ) -> TokenEvent:
+        """A request has had its last token. Unless the batching keeps it, it leaves at once."""
+        if sequence.status is not Status.FINISHED:
+            sequence.move_to(Status.FINISHED)
+        sequence.finish_reason = reason
+        may_stay = reason in {FinishReason.STOP, FinishReason.LENGTH}
+        if may_stay and self._batching.keeps(sequence):
+            return TokenEvent(sequence.key, token_id)
+        return self._leave(sequence, token_id, error)
+
+    def _leave_released(self) -> list[TokenEvent]:
+        return [self._leave(sequence) for sequence in self._batching.take_released()]
+
+    def _leave(self, sequence: Sequence, token_id: int | None = None, error: str = "") -> TokenEvent:
         """The one way out of the pool: everything that a sequence has goes back."""
-        sequence.move_to(Status.FINISHED)
-        del self._sequences[sequence.key]
-        self._started.pop(sequence.key, None)
-        self._waiting.pop(sequence.key, None)
-        self._policy.release(sequence)
-        if sequence.row is not None:
-            self._rows.release(sequence.row)
-        sequence.forget_engine()
+        self._queue.remove(sequence)
         self._num_finished += 1
-        return TokenEvent(sequence.key, token_id, reason, sequence, error)
+        return TokenEvent(sequence.key, token_id, sequence.finish_reason, sequence, error)
 
     # --- for people and tests -----------------------------------------------------------------------------------------
 
     @property
     def idle(self) -> bool:
         """True when the pool is empty and nothing is in flight."""
-        return not self._sequences and len(self._pipeline) == 0
+        return len(self._queue) == 0 and len(self._pipeline) == 0
 
     def stats(self) -> SchedulerStats:
         """Return a snapshot."""
+        pool = self._pool
         return SchedulerStats(
-            num_running=len(self._started),
-            num_waiting=len(self._waiting),
+            num_running=len(self._queue.started),
+            num_waiting=len(self._queue.waiting),
             num_in_flight_steps=len(self._pipeline),
-            num_slots=self._pool.num_slots,
-            num_reserved_slots=self._pool.num_used_slots,
+            num_slots=pool.num_slots,
+            num_used_slots=pool.num_used_slots,
+            num_cached_slots=pool.num_cached * pool.block_size,
             num_steps=self._num_steps,
             num_output_tokens=self._num_output_tokens,
             num_finished=self._num_finished,
+            num_preemptions=self._queue.num_preemptions,
+            num_prompt_tokens=self._num_prompt_tokens,
+            num_cached_prompt_tokens=self._num_cached_prompt_tokens,
             last_batch_size=self._last_batch_size,
             last_batch_tokens=self._last_batch_tokens,
         )
 
     def check_invariants(self) -> None:
         """Raise ``AssertionError`` for the first broken invariant."""
-        owned = [block for sequence in self._started.values() for block in sequence.block_ids]
-        assert len(owned) == len(set(owned)), "a block has two owners"
-        assert not self._pool.free_ids & set(owned), "a block is free and owned"
-        assert self._pool.num_free + len(owned) == self._pool.num_blocks, "a block is lost"
-        assert not any(sequence.block_ids for sequence in self._waiting.values()), "a waiting sequence owns blocks"
-        assert self._rows.num_taken == len(self._started), "a row is lost"
-        arrivals = [sequence.arrival for sequence in (*self._started.values(), *self._waiting.values())]
+        started, waiting = self._queue.started.values(), self._queue.waiting.values()
+        self._pool.check(Counter(block for sequence in started for block in sequence.block_ids))
+        assert not any(sequence.block_ids for sequence in waiting), "a waiting sequence owns blocks"
+        assert all(len(set(s.block_ids)) == len(s.block_ids) for s in started), "a sequence owns a block twice"
+        assert self._rows.num_taken == sum(s.row is not None for s in started), "a row is lost"
+        arrivals = [sequence.arrival for sequence in self._queue.sequences()]
         assert arrivals == sorted(arrivals), "somebody overtook"
-        assert len(arrivals) == len(self._sequences), "a request is lost"
-        in_flight = [s for step in self._pipeline.steps for s in step.sequences if s.status is Status.RUNNING]
-        assert len(in_flight) == len({id(s) for s in in_flight}), "a sequence is in two iterations in flight"
-        running = [s for s in self._started.values() if s.status is Status.RUNNING]
-        assert {id(s) for s in running} == {id(s) for s in in_flight}, "a running sequence is in no iteration"
+        in_flight = Counter(
+            id(sequence)
+            for step in self._pipeline.steps
+            for sequence, incarnation in zip(step.sequences, step.incarnations, strict=True)
+            if sequence.incarnation == incarnation
+        )
+        assert in_flight == {id(s): s.num_in_flight for s in started if s.num_in_flight}, "in flight, but where?"
+        run_ahead = self._pipeline.depth if self._workers_append else 1
+        assert all(count <= run_ahead for count in in_flight.values()), "in too many iterations in flight"
+        assert all(
+            (s.num_in_flight > 0) == (s.status is Status.RUNNING) for s in started if s.status is not Status.FINISHED
+        )

@@ -1,7 +1,7 @@
 """The pipeline: iterations that have been sent and whose results have not come back, oldest first (ORCA §4.2).
 
-At most ``depth`` are in flight, one for each stage, so that every stage has a batch to work on and batches need not be
-split into micro-batches.
+At most ``depth`` are in flight: one for each stage, so that every stage has a batch to work on and batches need not be
+split into micro-batches; with one stage, one more for each iteration of run-ahead.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ class InFlightStep(NamedTuple):
     step_id: StepId
     sequences: list[Sequence]
     """In batch order."""
+    incarnations: list[int]
+    """Of each sequence when it was sent: a result of an earlier one is void."""
     samples: list[bool]
     """Which of them sample a token."""
 
@@ -57,7 +59,7 @@ class Pipeline:
             raise AssertionError("the pipeline is full")
         step_id = StepId(self._next_step_id)
         self._next_step_id += 1
-        self._steps.append(InFlightStep(step_id, sequences, samples))
+        self._steps.append(InFlightStep(step_id, sequences, [s.incarnation for s in sequences], samples))
         return step_id
 
     def collect(self, step_id: StepId) -> InFlightStep:

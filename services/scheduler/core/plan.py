@@ -47,10 +47,15 @@ class RowTable:
 
 
 class PlanBuilder:
-    """Builds one ``StepPlan``, column by column, and notes in each sequence what the workers know from then on."""
+    """Builds one ``StepPlan``, column by column, and notes in each sequence what the workers know from then on.
 
-    def __init__(self, rows: RowTable) -> None:
+    ``workers_append``: workers append the tokens that they sample to their own tables, so that a plan may leave before
+    the tokens of the one before have come back; otherwise the plan brings them.
+    """
+
+    def __init__(self, rows: RowTable, *, workers_append: bool) -> None:
         self._rows = rows
+        self._workers_append = workers_append
         self._new_sequences: list[NewSequence] = []
         self._row_column: list[Row] = []
         self._num_computed: list[int] = []
@@ -63,22 +68,12 @@ class PlanBuilder:
 
     def add(self, sequence: Sequence, num_tokens: int) -> bool:
         """Schedule the next ``num_tokens`` tokens of a sequence; returns whether it samples one after them."""
-        total = len(sequence.token_ids)
         if sequence.row is None:
-            sequence.row = self._rows.take()
-            self._new_sequences.append(
-                NewSequence(
-                    row=sequence.row,
-                    request_id=sequence.request_id,
-                    token_ids=sequence.token_ids[:],
-                    num_prompt_tokens=sequence.num_prompt_tokens,
-                    sampling=sequence.sampling,
-                )
-            )
-            sequence.num_known_tokens = total
+            self._introduce(sequence)
+        assert sequence.row is not None
         appended = sequence.token_ids[sequence.num_known_tokens :]
         new_blocks = sequence.block_ids[sequence.num_known_blocks :]
-        samples = sequence.num_computed_tokens + num_tokens == total
+        samples = num_tokens == sequence.num_uncomputed_tokens
         self._row_column.append(sequence.row)
         self._num_computed.append(sequence.num_computed_tokens)
         self._num_tokens.append(num_tokens)
@@ -87,10 +82,25 @@ class PlanBuilder:
         self._appended.extend(appended)
         self._num_new_blocks.append(len(new_blocks))
         self._new_blocks.extend(new_blocks)
-        sequence.num_known_tokens = total
+        sequence.num_known_tokens += len(appended) + (samples and self._workers_append)
         sequence.num_known_blocks += len(new_blocks)
         sequence.num_computed_tokens += num_tokens
+        sequence.num_pending_tokens += samples
+        sequence.num_in_flight += 1
         return samples
+
+    def _introduce(self, sequence: Sequence) -> None:
+        sequence.row = self._rows.take()
+        sequence.num_known_tokens = len(sequence.token_ids)
+        self._new_sequences.append(
+            NewSequence(
+                row=sequence.row,
+                request_id=sequence.request_id,
+                token_ids=sequence.token_ids[:],
+                num_prompt_tokens=sequence.num_prompt_tokens,
+                sampling=sequence.sampling,
+            )
+        )
 
     @property
     def samples(self) -> list[bool]:

@@ -2,10 +2,10 @@
 
 ::
 
-    WAITING ──▶ RUNNING ◀──▶ READY        RUNNING: in an iteration that is in flight
+    WAITING ──▶ RUNNING ◀──▶ READY        RUNNING: in one iteration in flight, or in several when running ahead
        ▲           │           │          READY:   between two iterations (ORCA's "increment")
        └───────────┴───────────┤
-        engine lost            ▼
+     preempted, engine lost    ▼
                            FINISHED       and from everywhere, by cancellation
 
 ORCA's "initiation" is WAITING: never scheduled since it (re)entered the queue. There is no phase of prefill or decode:
@@ -18,11 +18,13 @@ import enum
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from services.scheduler.core.prefixes import EMPTY_PREFIX, PrefixName
+
 if TYPE_CHECKING:
     from collections.abc import Hashable
 
     from shared.ids import BlockId, RequestId, Row
-    from shared.messages import SamplingParams, TokenIds
+    from shared.messages import FinishReason, SamplingParams, TokenIds
 
 __all__ = ["RequestKey", "Sequence", "Status"]
 
@@ -40,8 +42,8 @@ class Status(enum.Enum):
 
 
 _TRANSITIONS: dict[Status, frozenset[Status]] = {
-    Status.WAITING: frozenset({Status.RUNNING, Status.FINISHED}),
-    Status.RUNNING: frozenset({Status.READY, Status.WAITING, Status.FINISHED}),
+    Status.WAITING: frozenset({Status.READY, Status.FINISHED}),
+    Status.RUNNING: frozenset({Status.RUNNING, Status.READY, Status.WAITING, Status.FINISHED}),
     Status.READY: frozenset({Status.RUNNING, Status.WAITING, Status.FINISHED}),
     Status.FINISHED: frozenset(),
 }
@@ -69,12 +71,25 @@ class Sequence:
     block_ids: list[BlockId] = field(default_factory=list)
     num_computed_tokens: int = 0
     """Tokens whose K/V is there, or will be once the iterations in flight are done."""
+    num_pending_tokens: int = 0
+    """Tokens that iterations in flight will sample; their K/V positions count already."""
+    num_in_flight: int = 0
+    """Iterations in flight that it is in."""
     num_known_tokens: int = 0
     """Tokens that the workers have been told."""
     num_known_blocks: int = 0
     """Blocks that the workers have been told."""
+    prefix_name: PrefixName = EMPTY_PREFIX
+    num_registered_blocks: int = 0
+    """Full blocks at its beginning that the prefix cache knows, named together by ``prefix_name``."""
+    incarnation: int = 0
+    """Grows whenever it goes back to waiting: results of an earlier incarnation are void."""
     num_iterations: int = 0
     """Iterations it was scheduled in since it was last admitted."""
+    num_preemptions: int = 0
+    num_cached_tokens: int = 0
+    """Prompt tokens that were found in the prefix cache when it was first admitted."""
+    finish_reason: FinishReason | None = None
     scheduled_ns: int | None = None
     first_token_ns: int | None = None
     last_token_ns: int | None = None
@@ -83,6 +98,16 @@ class Sequence:
     def num_output_tokens(self) -> int:
         """Tokens generated so far."""
         return len(self.token_ids) - self.num_prompt_tokens
+
+    @property
+    def num_tokens_ahead(self) -> int:
+        """Length of the sequence once all iterations in flight are back."""
+        return len(self.token_ids) + self.num_pending_tokens
+
+    @property
+    def num_uncomputed_tokens(self) -> int:
+        """Tokens that an iteration could compute next; 1 when decoding."""
+        return self.num_tokens_ahead - self.num_computed_tokens
 
     @property
     def max_slots(self) -> int:
@@ -100,6 +125,11 @@ class Sequence:
         self.row = None
         self.block_ids.clear()
         self.num_computed_tokens = 0
+        self.num_pending_tokens = 0
+        self.num_in_flight = 0
         self.num_known_tokens = 0
         self.num_known_blocks = 0
+        self.prefix_name = EMPTY_PREFIX
+        self.num_registered_blocks = 0
         self.num_iterations = 0
+        self.incarnation += 1

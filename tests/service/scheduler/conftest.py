@@ -11,12 +11,13 @@ import pytest
 from services.scheduler.app import run_scheduler
 from shared.codec.engine import engine_status_from_pb
 from shared.codec.session import session_events_from_pb, session_request_to_pb
-from shared.config import EngineConfig, SchedulerConfig
+from shared.config import EngineConfig, SchedulerConfig, SchedulingConfig
 from shared.lifecycle import Shutdown
 from shared.messages import Cancel, Ended, EngineStatus, Hello, SessionEvents, Submit
 from shared.pb import scheduler_pb2, scheduler_pb2_grpc
 from shared.rpc import connect
 from shared.topology import Topology
+from tests.factories import ORCA
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -87,11 +88,11 @@ class GatewaySession:
 
 @contextlib.asynccontextmanager
 async def running_scheduler(
-    *, num_stages: int = 1, tp_size: int = 1, max_batch_size: int = 8, grace_s: float = 5.0
+    *, num_stages: int = 1, tp_size: int = 1, scheduling: SchedulingConfig = ORCA, grace_s: float = 5.0
 ) -> AsyncIterator[SchedulerUnderTest]:
     config = SchedulerConfig(
         engine=EngineConfig(
-            model="test-model", topology=Topology(num_stages, tp_size), max_batch_size=max_batch_size, block_size=4
+            model="test-model", topology=Topology(num_stages, tp_size), scheduling=scheduling, block_size=4
         )
     )
     shutdown = Shutdown(grace_s)

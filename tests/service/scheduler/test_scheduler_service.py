@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import subprocess
 import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import grpc
@@ -21,7 +22,7 @@ from shared.lifecycle import Shutdown
 from shared.messages import Cancel, FinishReason, Hello, StepResult
 from shared.rpc import connect
 from shared.status import StatusCode
-from tests.factories import make_submit
+from tests.factories import ORCA, make_submit
 from tests.fakes.scripted_workers import ScriptedWorker
 
 if TYPE_CHECKING:
@@ -78,7 +79,7 @@ async def test_a_request_from_submit_to_end(start_scheduler: StartScheduler) -> 
         assert ended.decode_ns > 0
         status = await scheduler.status()
         assert (status.num_finished, status.num_output_tokens, status.num_steps) == (1, 3, 3)
-        assert status.num_reserved_slots == 0
+        assert status.num_used_slots == 0
 
 
 async def test_later_arrivals_join_the_running_batch_and_early_finishers_leave_it(
@@ -104,7 +105,7 @@ async def test_later_arrivals_join_the_running_batch_and_early_finishers_leave_i
 
 async def test_as_many_iterations_in_flight_as_stages(start_scheduler: StartScheduler) -> None:
     async with (
-        start_scheduler(num_stages=2, max_batch_size=1) as scheduler,
+        start_scheduler(num_stages=2, scheduling=replace(ORCA, max_batch_size=1)) as scheduler,
         worker_of(scheduler, stage=0) as first,
         worker_of(scheduler, stage=1) as last,
         scheduler.session() as session,
@@ -147,7 +148,7 @@ async def test_cancel_frees_at_once_and_drops_the_result(start_scheduler: StartS
         plan = await worker.plans.get()
         await session.send(Cancel(Handle(0)))
         assert (await session.until_ended(0)).reason is FinishReason.CANCELLED
-        assert (await scheduler.status()).num_reserved_slots == 0
+        assert (await scheduler.status()).num_used_slots == 0
         worker.answer(plan, 7)
         await session.send(make_submit(1, max_tokens=1))
         plan = await worker.plans.get()
@@ -165,7 +166,7 @@ async def test_a_gateway_that_is_gone_takes_its_requests_along(start_scheduler: 
             await session.send(make_submit(1, max_tokens=50))
             plan = await worker.plans.get()
         status = await scheduler.status_where(lambda status: status.num_running + status.num_waiting == 0)
-        assert status.num_reserved_slots == 0
+        assert status.num_used_slots == 0
         worker.answer(plan, 7)
         await scheduler.status_where(lambda status: status.num_in_flight_steps == 0)
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from shared.config import EngineConfig, GatewayConfig, ListenConfig, SchedulerConfig, WorkerConfig
+from shared.config import EngineConfig, GatewayConfig, ListenConfig, SchedulerConfig, SchedulingConfig, WorkerConfig
 from shared.lifecycle import Shutdown
 from shared.topology import Topology
 
@@ -98,15 +98,23 @@ def test_scheduler(orca: Callable[..., Outcome], started: Started) -> None:
         model="random:tiny",
         topology=Topology(2, 4),
         dtype="bfloat16",
-        max_batch_size=8,
         kv_memory_bytes=64 << 20,
         block_size=32,
         max_model_len=99,
-        max_waiting=5,
         collective_timeout_s=7,
+        scheduling=SchedulingConfig(max_batch_size=8, max_waiting=5),
     )
     assert started.exit_with_parent is True
     assert started.logging == {"level": "info", "json": False, "service": "scheduler"}
+
+
+def test_scheduling_switches(orca: Callable[..., Outcome], started: Started) -> None:
+    orca("scheduler", "--kv-policy", "reserve", "--no-chunked-prefill", "--no-prefix-cache", "--run-ahead", "0")
+    assert started.config.engine.scheduling == SchedulingConfig(
+        kv_policy="reserve", chunked_prefill=False, prefix_cache=False, run_ahead=0
+    )
+    orca("scheduler", "--max-batch-tokens", "40", "--no-split-over-stages")
+    assert started.config.engine.scheduling == SchedulingConfig(max_batch_tokens=40, split_over_stages=False)
 
 
 def test_worker(orca: Callable[..., Outcome], started: Started) -> None:

@@ -8,7 +8,7 @@ import typer.main
 from services.cli.main import app
 from services.mesh import MeshOptions, ServiceExit
 from services.mesh.ports import dial_address
-from shared.config import EngineConfig, ListenConfig
+from shared.config import EngineConfig, ListenConfig, SchedulingConfig
 from shared.errors import ConfigError
 from shared.topology import Topology
 
@@ -20,12 +20,21 @@ OPTIONS = MeshOptions(
         model="synthetic:step_ms=1",
         topology=Topology(2, 3),
         dtype="float32",
-        max_batch_size=5,
         kv_memory_bytes=3 << 20,
         block_size=8,
         max_model_len=512,
-        max_waiting=7,
         collective_timeout_s=9,
+        scheduling=SchedulingConfig(
+            max_batch_size=5,
+            max_waiting=7,
+            kv_policy="reserve",
+            chunked_prefill=False,
+            max_batch_tokens=64,
+            prefix_cache=False,
+            run_ahead=0,
+            split_over_stages=False,
+            batching="request",
+        ),
     ),
     listen=ListenConfig("0.0.0.0", 1234),
     max_requests=11,
@@ -63,6 +72,13 @@ def test_the_scheduler_gets_the_engine() -> None:
         "max_model_len": 512,
         "max_waiting": 7,
         "collective_timeout": 9,
+        "kv_policy": "reserve",
+        "chunked_prefill": False,
+        "max_batch_tokens": 64,
+        "prefix_cache": False,
+        "run_ahead": 0,
+        "split_over_stages": False,
+        "batching": "request",
         "host": "127.0.0.1",
         "port": 0,
     }

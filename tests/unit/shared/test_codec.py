@@ -61,7 +61,12 @@ engine_statuses = st.builds(
     num_running=u32,
     num_waiting=u32,
     num_in_flight_steps=u32,
-    num_reserved_slots=u32,
+    num_used_slots=u32,
+    num_cached_slots=u32,
+    num_preemptions=u64,
+    num_prompt_tokens=u64,
+    num_cached_prompt_tokens=u64,
+    num_broken_invariants=u64,
     num_steps=u64,
     num_output_tokens=u64,
     num_finished=u64,
@@ -83,7 +88,9 @@ session_requests = st.one_of(
         output_token_ids=id_arrays,
     ),
 )
-ended = st.builds(Ended, handles, st.sampled_from(FinishReason), st.sampled_from(StatusCode), text, u64, u64, u64)
+ended = st.builds(
+    Ended, handles, st.sampled_from(FinishReason), st.sampled_from(StatusCode), text, u64, u64, u64, u32, u32
+)
 session_events = st.lists(st.tuples(handles, u32), max_size=5).flatmap(
     lambda tokens: st.builds(
         SessionEvents,

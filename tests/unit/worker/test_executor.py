@@ -48,7 +48,7 @@ class FakeStage:
         return logits
 
 
-def run(*plans: StepPlan) -> tuple[list[StepResult], OrcaError | None, Timeline]:
+def run(*plans: StepPlan, append: bool = False) -> tuple[list[StepResult], OrcaError | None, Timeline]:
     clock, timeline, results = ManualClock(), Timeline(), list[StepResult]()
     place = Place("fake", torch.float32, CPU, stage=0, num_stages=1, tp_rank=0, tp_size=1)
     loaded = LoadedStage(
@@ -72,7 +72,9 @@ def run(*plans: StepPlan) -> tuple[list[StepResult], OrcaError | None, Timeline]
         if len(results) == len(plans):
             executor.stop()
 
-    executor = Executor(join_request(), assembly, timeline=timeline, clock=clock, on_step=on_step)
+    executor = Executor(
+        join_request(workers_append_tokens=append), assembly, timeline=timeline, clock=clock, on_step=on_step
+    )
     for step in plans:
         executor.submit(step, clock.now_ns())
     return results, executor.run(), timeline
@@ -125,3 +127,12 @@ def test_plan_that_does_not_fit_ends_the_loop() -> None:
     assert len(results) == 1
     assert isinstance(failure, ProtocolError)
     assert "step 1 computes row 9" in str(failure)
+
+
+def test_running_ahead_a_plan_need_not_bring_the_token_before() -> None:
+    plans = (prefills([1, 2]), plan(1, (0, 2, 1)))
+    results, failure, _ = run(*plans, append=True)
+    assert failure is None
+    assert [result.token_ids for result in results] == [[5], [5]]
+    _, failure, _ = run(*plans)
+    assert isinstance(failure, ProtocolError)

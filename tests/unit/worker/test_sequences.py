@@ -69,6 +69,28 @@ def test_appended_tokens_and_blocks_go_to_their_rows() -> None:
     assert table.block_ids[1, :1].tolist() == [6]
 
 
+def test_sampled_tokens_are_known_to_the_next_plan() -> None:
+    table = make_table()
+    new = [sequence(0, [1, 2, 3]), sequence(1, range(MAX_MODEL_LEN)), sequence(2, [5, 6])]
+    batch = table.apply(
+        plan(
+            0,
+            (0, 0, 3),
+            (1, 0, MAX_MODEL_LEN),
+            (2, 0, 1),
+            samples=[True, True, False],
+            new_sequences=new,
+            num_new_blocks=[1, 10, 1],
+            new_block_ids=range(12),
+        )
+    )
+    table.append_sampled(batch, [40, 41])  # the second has no place left, the third samples nothing
+    table.apply(plan(1, (0, 3, 1), (2, 1, 1)))
+    assert table.token_ids[0, :4].tolist() == [1, 2, 3, 40]
+    with pytest.raises(ProtocolError, match="only 4 are known"):
+        table.apply(plan(2, (0, 4, 1)))
+
+
 def test_released_row_is_clean_when_it_is_used_again() -> None:
     table = table_with_one_row()
     table.apply(plan(1, released_rows=[0]))
