@@ -171,6 +171,7 @@ class EngineStatus:
     num_in_flight_steps: int = 0
     num_used_slots: int = 0
     num_cached_slots: int = 0
+    num_preempted: int = 0
     num_preemptions: int = 0
     num_prompt_tokens: int = 0
     num_cached_prompt_tokens: int = 0

@@ -50,13 +50,14 @@ def _summary(found: "GatewayStatus") -> "RenderableType":
     from rich.text import Text
 
     engine = found.engine
+    hit_rate = engine.num_cached_prompt_tokens / max(1, engine.num_prompt_tokens)
     rows = {
         "state": Text("ready", "bold green") if engine.ready else Text(f"not ready: {engine.reason}", "bold yellow")
     }
     if (info := engine.info) is not None:
         slots = (
-            f"{engine.num_used_slots} of {info.num_slots} used, {engine.num_cached_slots} cached "
-            f"({info.block_size} tokens a block)"
+            f"{info.num_slots} tokens: {engine.num_used_slots} used, {engine.num_cached_slots} cached, "
+            f"{info.num_slots - engine.num_used_slots - engine.num_cached_slots} free; blocks of {info.block_size}"
         )
         rows |= {
             "model": Text(f"{info.model}, {info.dtype}, context {info.max_model_len} tokens"),
@@ -65,12 +66,15 @@ def _summary(found: "GatewayStatus") -> "RenderableType":
         }
     rows |= {
         "requests": Text(
-            f"{engine.num_running} running, {engine.num_waiting} waiting, {engine.num_finished} finished, "
+            f"{engine.num_running} running, {engine.num_waiting} waiting "
+            f"({engine.num_preempted} preempted), {engine.num_finished} finished, "
             f"{found.num_gateway_requests} at this gateway"
         ),
         "iterations": Text(f"{engine.num_in_flight_steps} in flight, {engine.num_steps} in all, epoch {engine.epoch}"),
         "last batch": Text(f"{engine.last_batch_size} requests, {engine.last_batch_tokens} tokens"),
-        "prefix cache": Text(f"{engine.num_cached_prompt_tokens} of {engine.num_prompt_tokens} prompt tokens found"),
+        "prefix cache": Text(
+            f"{hit_rate:.0%} of prompt tokens found ({engine.num_cached_prompt_tokens} of {engine.num_prompt_tokens})"
+        ),
         "preemptions": Text(str(engine.num_preemptions)),
         "output": Text(f"{engine.num_output_tokens} tokens"),
     }

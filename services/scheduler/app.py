@@ -85,6 +85,7 @@ def _status(keeper: EngineKeeper, registry: WorkerRegistry, loop: EngineLoop) ->
         num_in_flight_steps=stats.num_in_flight_steps,
         num_used_slots=stats.num_used_slots,
         num_cached_slots=stats.num_cached_slots,
+        num_preempted=stats.num_preempted,
         num_preemptions=stats.num_preemptions,
         num_prompt_tokens=stats.num_prompt_tokens,
         num_cached_prompt_tokens=stats.num_cached_prompt_tokens,

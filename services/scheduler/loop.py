@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from services.scheduler.outbox import Outbox
-from shared.errors import EngineLostError, InvalidRequestError, OrcaError, ProtocolError
+from shared.errors import EngineLostError, InvalidRequestError, OrcaError, ProtocolError, UnavailableError
 from shared.ids import Handle
 from shared.log import get_logger
 from shared.messages import Cancel, Ended, FinishReason, StepResult, Submit
@@ -159,7 +159,7 @@ class EngineLoop:
     def _submit(self, outbox: Outbox, submit: Submit) -> None:
         try:
             if self._draining:
-                raise EngineLostError("the scheduler is shutting down")
+                raise UnavailableError("the scheduler is shutting down")
             self._core.add(outbox, submit, self._clock.now_ns())
             self._idle.clear()
         except OrcaError as refusal:

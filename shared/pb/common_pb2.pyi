@@ -209,6 +209,7 @@ class EngineStatus(_message.Message):
     NUM_PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
     NUM_CACHED_PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
     NUM_BROKEN_INVARIANTS_FIELD_NUMBER: _builtins.int
+    NUM_PREEMPTED_FIELD_NUMBER: _builtins.int
     ready: _builtins.bool
     """True when requests are being served."""
     reason: _builtins.str
@@ -243,6 +244,8 @@ class EngineStatus(_message.Message):
     """... and how many of them were found in the prefix cache."""
     num_broken_invariants: _builtins.int
     """Invariants of the scheduler found broken; anything but 0 is a bug."""
+    num_preempted: _builtins.int
+    """Of the waiting requests, those that had started and were put back."""
     @_builtins.property
     def info(self) -> Global___EngineInfo:
         """Set once the workers have joined."""
@@ -271,10 +274,11 @@ class EngineStatus(_message.Message):
         num_prompt_tokens: _builtins.int = ...,
         num_cached_prompt_tokens: _builtins.int = ...,
         num_broken_invariants: _builtins.int = ...,
+        num_preempted: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["info", b"info"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "info", b"info", "last_batch_size", b"last_batch_size", "last_batch_tokens", b"last_batch_tokens", "num_broken_invariants", b"num_broken_invariants", "num_cached_prompt_tokens", b"num_cached_prompt_tokens", "num_cached_slots_tokens", b"num_cached_slots_tokens", "num_finished", b"num_finished", "num_in_flight_steps", b"num_in_flight_steps", "num_output_tokens", b"num_output_tokens", "num_preemptions", b"num_preemptions", "num_prompt_tokens", b"num_prompt_tokens", "num_running", b"num_running", "num_steps", b"num_steps", "num_used_slots_tokens", b"num_used_slots_tokens", "num_waiting", b"num_waiting", "ready", b"ready", "reason", b"reason", "workers", b"workers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "info", b"info", "last_batch_size", b"last_batch_size", "last_batch_tokens", b"last_batch_tokens", "num_broken_invariants", b"num_broken_invariants", "num_cached_prompt_tokens", b"num_cached_prompt_tokens", "num_cached_slots_tokens", b"num_cached_slots_tokens", "num_finished", b"num_finished", "num_in_flight_steps", b"num_in_flight_steps", "num_output_tokens", b"num_output_tokens", "num_preempted", b"num_preempted", "num_preemptions", b"num_preemptions", "num_prompt_tokens", b"num_prompt_tokens", "num_running", b"num_running", "num_steps", b"num_steps", "num_used_slots_tokens", b"num_used_slots_tokens", "num_waiting", b"num_waiting", "ready", b"ready", "reason", b"reason", "workers", b"workers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -66,6 +66,8 @@ class SchedulerStats(NamedTuple):
     num_running: int
     """Started and not ended: in an iteration or between two."""
     num_waiting: int
+    num_preempted: int
+    """Of those that wait: had started and were put back."""
     num_in_flight_steps: int
     num_slots: int
     num_used_slots: int
@@ -333,6 +335,7 @@ class SchedulerCore:
         return SchedulerStats(
             num_running=len(self._queue.started),
             num_waiting=len(self._queue.waiting),
+            num_preempted=self._queue.num_preempted,
             num_in_flight_steps=len(self._pipeline),
             num_slots=pool.num_slots,
             num_used_slots=pool.num_used_slots,

@@ -7,6 +7,7 @@ the last that started back in front of them.
 from __future__ import annotations
 
 from collections import OrderedDict
+from itertools import takewhile
 from typing import TYPE_CHECKING
 
 from services.scheduler.core.sequence import RequestKey, Sequence, Status
@@ -36,6 +37,11 @@ class RequestQueue:
 
     def __len__(self) -> int:
         return len(self.started) + len(self.waiting)
+
+    @property
+    def num_preempted(self) -> int:
+        """How many of those that wait have started before; they are the first."""
+        return sum(1 for _ in takewhile(lambda sequence: sequence.scheduled_ns is not None, self.waiting.values()))
 
     def get(self, key: RequestKey) -> Sequence | None:
         """The sequence of a request, if it is here."""

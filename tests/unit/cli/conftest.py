@@ -30,6 +30,7 @@ STATUS = EngineStatus(
     num_in_flight_steps=2,
     num_used_slots=96,
     num_cached_slots=32,
+    num_preempted=1,
     num_preemptions=4,
     num_prompt_tokens=200,
     num_cached_prompt_tokens=50,

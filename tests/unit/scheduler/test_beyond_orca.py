@@ -58,7 +58,7 @@ def test_a_dry_pool_preempts_the_latest_and_computes_it_again_later() -> None:
         plan = step(core)
     assert plan.num_tokens == [1]
     assert plan.released_rows == [1]
-    assert (core.stats().num_running, core.stats().num_waiting) == (1, 1)
+    assert (core.stats().num_running, core.stats().num_waiting, core.stats().num_preempted) == (1, 1, 1)
     while not (plan := step(core)).new_sequences:
         assert plan.num_tokens == [1]
     (again,) = plan.new_sequences

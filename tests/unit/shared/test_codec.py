@@ -63,6 +63,7 @@ engine_statuses = st.builds(
     num_in_flight_steps=u32,
     num_used_slots=u32,
     num_cached_slots=u32,
+    num_preempted=u32,
     num_preemptions=u64,
     num_prompt_tokens=u64,
     num_cached_prompt_tokens=u64,
