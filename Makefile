@@ -8,7 +8,7 @@ MODEL  ?= smollm2-135m-instruct
 .PHONY: up test check fmt proto clean
 
 up: $(VENV)/.installed ## install, fetch the default model, start the mesh
-	@$(BIN)/orca up --model $(MODEL) $(ARGS)
+	@exec $(BIN)/orca up --model $(MODEL) $(ARGS)
 
 test: check ## what CI runs: static checks, then all tests
 	$(BIN)/orca models pull $(MODEL)

@@ -132,6 +132,8 @@ def error_of(code: StatusCode, message: str) -> errors.OrcaError:
 def error_from_rpc(failure: aio.AioRpcError, what: str) -> errors.OrcaError:
     """Turn a failed call into the typed error that the other side raised; ``what`` names the peer for people."""
     code = status_of(failure)
+    if code is StatusCode.UNIMPLEMENTED:
+        return error_of(code, f"{what}: what listens there is of another kind or version ({failure.details()})")
     return error_of(code, f"{what}: {failure.details() or code.name}")
 
 

@@ -29,7 +29,9 @@ def generate(
             "--file", "-f", metavar="PATH", show_default=False, help="Read the prompt from a file; - is standard input."
         ),
     ] = None,
-    max_tokens: opt.MaxTokensOption = None,
+    max_tokens: Annotated[
+        int, typer.Option("--max-tokens", "-n", rich_help_panel="Sampling", help="Output tokens at most.")
+    ] = 128,
     temperature: opt.TemperatureOption = 1.0,
     top_k: opt.TopKOption = 0,
     top_p: opt.TopPOption = 1.0,

@@ -5,14 +5,15 @@ from typing import Annotated
 
 import typer
 
-from services.cli import options as opt
 from services.cli.calls import DEFAULT_ADDRESS
 
 __all__ = ["health"]
 
 
 def health(
-    address: opt.AddressOption = DEFAULT_ADDRESS,
+    address: Annotated[
+        str, typer.Option("--address", "-a", envvar="ORCA_ADDRESS", metavar="HOST:PORT", help="Address of any service.")
+    ] = DEFAULT_ADDRESS,
     timeout: Annotated[float, typer.Option("--timeout", min=0, metavar="SECONDS", help="Time to wait.")] = 5.0,
 ) -> None:
     """Ask any service whether it is ready: exit code 0 where it is, 1 where it is not."""

@@ -3,6 +3,9 @@
 It knows the terminal and not the processes.
 """
 
+import shutil
+import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.panel import Panel
@@ -69,18 +72,19 @@ class MeshView:
         self.stop_waiting()
         table = Table.grid(padding=(0, 2))
         at = "" if address == "127.0.0.1:50051" else f" --address {address}"
+        orca = _own_command()
         topology = f"{info.num_stages} × {info.tp_size} (pipeline stages × tensor-parallel ranks)"
         rows = {
             "model": f"{info.model}, {info.dtype}, context {info.max_model_len} tokens",
             "topology": topology,
             "K/V slots": f"{info.num_slots} tokens",
             "gRPC": address,
-            "try": f'orca generate{at} "Once upon a time"',
-            "": f"orca chat{at}",
-            " ": f"orca status{at}",
+            "try": f'{orca} generate{at} "Once upon a time"',
+            "": f"{orca} chat{at}",
+            " ": f"{orca} status{at}",
         }
         for name, value in rows.items():
-            table.add_row(Text(name, style="bold"), Text(value, style="cyan" if value.startswith("orca ") else ""))
+            table.add_row(Text(name, style="bold"), Text(value, style="cyan" if value.startswith(f"{orca} ") else ""))
         self._console.print(
             Panel(table, title=f"ready in {seconds:.1f} s, Ctrl-C stops it", border_style="green", expand=False)
         )
@@ -127,3 +131,11 @@ class MeshView:
     def _print(self, *texts: Text) -> None:
         for text in texts:
             self._console.print(text, soft_wrap=True, highlight=False)
+
+
+def _own_command() -> str:
+    """How to call this program from the folder that the user is in."""
+    called = Path(sys.argv[0])
+    if called.name != "orca" or shutil.which("orca") == str(called.absolute()):
+        return "orca"
+    return str(called.relative_to(Path.cwd()) if called.is_relative_to(Path.cwd()) else called)

@@ -111,7 +111,7 @@ ExitWithParentOption = Annotated[
 
 AddressOption = Annotated[
     str,
-    typer.Option("--address", "-a", envvar="ORCA_ADDRESS", metavar="HOST:PORT", help="Address of a gateway."),
+    typer.Option("--address", "-a", envvar="ORCA_ADDRESS", metavar="HOST:PORT", help="Address of the gateway."),
 ]
 MaxTokensOption = Annotated[
     int | None,
@@ -120,7 +120,7 @@ MaxTokensOption = Annotated[
         "-n",
         rich_help_panel=_SAMPLING,
         show_default=False,
-        help="Output tokens at most; without it, 16 for generate and what the context leaves for chat.",
+        help="Output tokens at most; without it, what the context leaves.",
     ),
 ]
 TemperatureOption = Annotated[

@@ -65,6 +65,7 @@ async def run_scheduler(
                 task.cancel()
     finally:
         sessions.close_sessions()
+        registry.close()
         await server.stop(_STOP_GRACE_S)
 
 

@@ -35,6 +35,7 @@ class WorkerRegistry:
         self._claims: dict[Rank, Registration] = {}
         self._states: dict[Rank, tuple[str, str]] = {}
         self._changed = asyncio.Condition()
+        self._closed = asyncio.Event()
 
     def claims(self) -> list[Registration]:
         """Claims in order of world rank."""
@@ -75,6 +76,14 @@ class WorkerRegistry:
         """Note what the worker of a rank is doing."""
         self._states[rank] = (state, detail)
         await self._notify()
+
+    def close(self) -> None:
+        """The scheduler leaves: end all claims in good order."""
+        self._closed.set()
+
+    async def wait_closed(self) -> None:
+        """Wait until the scheduler leaves."""
+        await self._closed.wait()
 
     async def wait_complete(self) -> list[Registration]:
         """Wait until every rank is held; claims in order of world rank."""
@@ -119,7 +128,7 @@ class WorkerRegistryServicer(worker_pb2_grpc.WorkerRegistryServicer):
         log.info("worker_registered", device=claim.device)
         try:
             yield worker_pb2.RegistryEvent(granted=True)
-            await asyncio.get_running_loop().create_future()  # until the peer or the server ends the call
+            await self._registry.wait_closed()  # or until the peer ends the call
         finally:
             await self._registry.drop(claim)
             log.info("worker_gone")

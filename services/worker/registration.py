@@ -43,7 +43,7 @@ async def hold_claim(scheduler: str, claim: Registration, rendezvous: Rendezvous
         if rendezvous is not None and was_granted:
             claim = replace(claim, rendezvous_address=rendezvous.renew())
         was_granted = False
-        cause = "the scheduler ended it"
+        cause = ""
         try:
             async with connect(scheduler) as channel:
                 call = worker_pb2_grpc.WorkerRegistryStub(channel).Register(registration_to_pb(claim))
@@ -57,6 +57,9 @@ async def hold_claim(scheduler: str, claim: Registration, rendezvous: Rendezvous
                 raise AlreadyClaimedError(f"the scheduler at {scheduler} refuses this worker: {cause}") from failure
             if failure.code() is grpc.StatusCode.INVALID_ARGUMENT:
                 raise ConfigError(f"the scheduler at {scheduler} refuses this worker: {cause}") from failure
+        if was_granted and not cause:
+            is_known_lost = True
+            get_logger().info("claim_ended", scheduler=scheduler, cause="the scheduler left")
         if not is_known_lost:
             is_known_lost = True
             get_logger().warning(

@@ -25,7 +25,7 @@ def type_in(monkeypatch: pytest.MonkeyPatch, data: bytes, *, terminal: bool = Fa
 def test_text_is_printed_as_it_is(orca: Callable[..., Outcome], gateway: FakeGateway) -> None:
     outcome = orca("generate", "a prompt")
     assert outcome == (0, "Once más", "")
-    assert gateway.asked == [("a prompt", GenerateOptions())]
+    assert gateway.asked == [("a prompt", GenerateOptions(max_tokens=128))]
     assert gateway.addresses == ["127.0.0.1:50051"]
 
 
