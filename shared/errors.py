@@ -11,7 +11,7 @@
     ├── OverloadedError             RESOURCE_EXHAUSTED   try again later
     ├── UnavailableError            UNAVAILABLE          a neighbour is not there (yet)
     │   └── EngineLostError         UNAVAILABLE          the workers were lost in mid-flight
-    └── ProtocolError               FAILED_PRECONDITION  a peer broke the contract (a gap in step ids, a stale epoch)
+    └── ProtocolError               ABORTED              a peer broke the contract (a gap in step ids, a stale epoch)
 
 Messages are for users: they say what is wrong and what to do about it.
 """
@@ -89,4 +89,4 @@ class EngineLostError(UnavailableError):
 class ProtocolError(OrcaError):
     """A peer broke the contract between the services."""
 
-    code = StatusCode.FAILED_PRECONDITION
+    code = StatusCode.ABORTED

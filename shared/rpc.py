@@ -55,6 +55,7 @@ _CHANNEL_OPTIONS: list[tuple[str, Any]] = [
     *_MESSAGE_OPTIONS,
     ("grpc.keepalive_time_ms", _KEEPALIVE_TIME_MS),
     ("grpc.keepalive_timeout_ms", _KEEPALIVE_TIMEOUT_MS),
+    ("grpc.http2.ping_timeout_ms", _KEEPALIVE_TIMEOUT_MS),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
     # Neighbours of a mesh come and go: look again soon.
@@ -74,6 +75,7 @@ _SERVER_OPTIONS: list[tuple[str, Any]] = [
     # A peer that vanished without a word is noticed.
     ("grpc.keepalive_time_ms", _KEEPALIVE_TIME_MS),
     ("grpc.keepalive_timeout_ms", _KEEPALIVE_TIMEOUT_MS),
+    ("grpc.http2.ping_timeout_ms", _KEEPALIVE_TIMEOUT_MS),
 ]
 
 

@@ -53,7 +53,12 @@ async def run_scheduler(
     try:
         async with asyncio.TaskGroup() as tasks:
             running = [tasks.create_task(loop.run()), tasks.create_task(keeper.run())]
-            await shutdown.wait()
+            asked = tasks.create_task(shutdown.wait())
+            done, _ = await asyncio.wait([asked, *running], return_when=asyncio.FIRST_COMPLETED)
+            if asked not in done:
+                if any(task.cancelled() or task.exception() is None for task in done):
+                    raise RuntimeError("a task of the scheduler ended by itself")
+                await asyncio.get_running_loop().create_future()  # the group cancels this for the task that failed
             get_logger().info("draining", grace_s=shutdown.grace_s)
             await server.set_ready(ready=False)
             try:

@@ -46,13 +46,25 @@ class EngineLink:
     info: EngineInfo
     _plans: aio.StreamUnaryCall[worker_pb2.StepPlan, worker_pb2.ExecuteSummary]
     _results: aio.UnaryStreamCall[worker_pb2.StreamResultsRequest, worker_pb2.StepResult]
+    _over: asyncio.Future[None]
+    """Done when the epoch is over, before its calls are cancelled."""
 
     async def send(self, plan: StepPlan) -> None:
-        """Send a control message into stage 0. Raises ``EngineLostError``."""
+        """Send a control message into stage 0. Raises ``EngineLostError``.
+
+        A write that is pending when its call is cancelled may never return, or be cancelled itself: it is not awaited
+        past the end of the epoch.
+        """
+        write = asyncio.ensure_future(self._plans.write(step_plan_to_pb(plan)))
         try:
-            await self._plans.write(step_plan_to_pb(plan))
+            await asyncio.wait({write, self._over}, return_when=asyncio.FIRST_COMPLETED)
+            if not write.done() or write.cancelled():
+                raise EngineLostError("the epoch ended before stage 0 took a control message")
+            write.result()
         except (aio.AioRpcError, asyncio.InvalidStateError) as failure:
             raise EngineLostError(f"stage 0 took no control message: {failure}") from failure
+        finally:
+            write.cancel()
 
     async def pump_results(self, deliver: Callable[[StepResult], None]) -> None:
         """Hand on results as they come. Never returns; raises ``EngineLostError`` when the stream ends."""
@@ -102,6 +114,8 @@ async def join_epoch(epoch: Epoch, config: EngineConfig, registry: WorkerRegistr
         stack.callback(plans.cancel)
         results = last.StreamResults(worker_pb2.StreamResultsRequest(epoch=epoch))
         stack.callback(results.cancel)
+        over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        stack.callback(over.set_result, None)
         yield EngineLink(
             epoch=epoch,
             capacity=capacity,
@@ -117,6 +131,7 @@ async def join_epoch(epoch: Epoch, config: EngineConfig, registry: WorkerRegistr
             ),
             _plans=plans,
             _results=results,
+            _over=over,
         )
 
 

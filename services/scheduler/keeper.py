@@ -7,7 +7,7 @@ import random
 from typing import TYPE_CHECKING
 
 from services.scheduler.epoch import join_epoch
-from shared.errors import EngineLostError
+from shared.errors import ConfigError, EngineLostError, InvalidRequestError, ModelError, OrcaError
 from shared.ids import Epoch
 from shared.log import get_logger
 
@@ -46,11 +46,14 @@ class EngineKeeper:
             self.epoch = Epoch(self.epoch + 1)
             try:
                 async with join_epoch(self.epoch, self._config, self._registry) as link:
-                    pause = _BACK_OFF_S[0]
                     await self._serve(link)
-            except EngineLostError as lost:
+            except (ModelError, ConfigError, InvalidRequestError):
+                raise
+            except OrcaError as lost:
                 self.reason = str(lost)
                 get_logger().error("engine_lost", epoch=self.epoch, message=str(lost))
+            if self._loop.has_results:
+                pause = _BACK_OFF_S[0]
             await asyncio.sleep(pause * random.uniform(0.5, 1.0))  # noqa: S311 - back-off jitter
             pause = min(2 * pause, _BACK_OFF_S[1])
 
@@ -79,6 +82,7 @@ class EngineKeeper:
                 link.pump_results(self._loop.deliver),
                 link.watch_plans(),
                 self._watch_claims(),
+                self._loop.watch_progress(self._config.collective_timeout_s),
                 broken,
             )
         ]

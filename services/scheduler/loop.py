@@ -64,6 +64,9 @@ class EngineLoop:
         self._sessions: set[Outbox] = set()
         self._link: EngineLink | None = None
         self._on_lost: Callable[[EngineLostError], None] | None = None
+        self._progress = asyncio.Event()
+        self.has_results = False
+        """Whether anything has come back in this epoch, or the last one."""
         self._draining = False
         self.num_broken_invariants = 0
         self._idle = asyncio.Event()
@@ -97,6 +100,20 @@ class EngineLoop:
     def end_epoch(self) -> None:
         """The engine is lost."""
         self._put(_EpochEnded())
+
+    async def watch_progress(self, limit_s: float) -> None:
+        """Raise ``EngineLostError`` when iterations are in flight and nothing comes back for so long.
+
+        A worker that hangs keeps its streams open, so nothing else would tell.
+        """
+        while True:
+            self._progress.clear()
+            try:
+                async with asyncio.timeout(limit_s):
+                    await self._progress.wait()
+            except TimeoutError:
+                if self._core.stats().num_in_flight_steps:
+                    raise EngineLostError(f"no iteration has come back for {limit_s:g} s: a worker hangs") from None
 
     async def drain(self) -> None:
         """Refuse new requests from now on and wait until those in the pool have ended."""
@@ -148,6 +165,7 @@ class EngineLoop:
                 return events
             case _EpochBegan(link):
                 self._link = link
+                self.has_results = False
                 events = self._core.engine_ready(link.epoch, link.capacity)
                 for outbox in self._sessions:
                     outbox.engine_ready(link.info)
@@ -170,6 +188,8 @@ class EngineLoop:
     def _apply(self, result: StepResult) -> list[TokenEvent]:
         if self._link is None or result.epoch != self._link.epoch:
             return []  # of an epoch that is over
+        self._progress.set()
+        self.has_results = True
         try:
             return self._core.apply(result, self._clock.now_ns())
         except ProtocolError as broken:
@@ -181,6 +201,7 @@ class EngineLoop:
             plan = self._core.schedule(self._clock.now_ns())
             if plan is None:
                 return []
+            self._progress.set()
             try:
                 await self._link.send(plan)
             except EngineLostError as lost:

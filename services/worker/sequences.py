@@ -11,20 +11,20 @@ they are written.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
 from shared.errors import ProtocolError
+from shared.sampling import sampling_fault
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
-    from shared.messages import NewSequence, SamplingParams, StepPlan
+    from shared.messages import NewSequence, StepPlan
 
 __all__ = ["MAX_ROWS", "Batch", "SequenceTable"]
 
@@ -139,7 +139,8 @@ class SequenceTable:
             )
         token_ids = np.frombuffer(sequence.token_ids, np.uint32)
         self._check_tokens(what, token_ids)
-        _check_sampling(f"{what}, row {row}", sequence.sampling)
+        if (fault := sampling_fault(sequence.sampling)) is not None:
+            raise ProtocolError(f"{what}, row {row}: {fault}")
         self._grow_rows(row + 1)
         self._grow_tokens(num_tokens)
         self._is_used[row] = True
@@ -260,16 +261,3 @@ def _grown(array: NDArray[_Scalar], *shape: int) -> NDArray[_Scalar]:
     larger = np.zeros(shape, array.dtype)
     larger[tuple(slice(length) for length in array.shape)] = array
     return larger
-
-
-def _check_sampling(what: str, params: SamplingParams) -> None:
-    valid = {
-        "temperature": 0 <= params.temperature < math.inf,
-        "top_k": params.top_k >= 0,
-        "top_p": 0 < params.top_p <= 1,
-        "min_p": 0 <= params.min_p <= 1,
-        "seed": 0 <= params.seed < 1 << 64,
-    }
-    for name, is_valid in valid.items():
-        if not is_valid:
-            raise ProtocolError(f"{what}: {name} cannot be {getattr(params, name)}")

@@ -47,7 +47,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
     ) -> worker_pb2.ExecuteSummary:
         """Take control messages until the stream is half-closed, then wait until all of them are computed.
 
-        A stream that breaks, or one that is refused after its first message, takes the epoch along.
+        The epoch ends with its stream. Only one that is refused at its first message leaves it as it is.
         """
         del context
         membership = self._engine.membership()
@@ -64,7 +64,10 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
                     await asyncio.gather(pump, return_exceptions=True)
                 if membership.over.done():
                     raise membership.over.result()
-                return worker_pb2.ExecuteSummary(num_steps=pump.result())
+                summary = worker_pb2.ExecuteSummary(num_steps=pump.result())
+                # A stream that was cancelled can look like one that ended well: either way nothing more will come.
+                membership.end(EngineLostError("the control stream was closed by its sender"))
+                return summary
 
     async def StreamResults(  # noqa: N802
         self, request: worker_pb2.StreamResultsRequest, context: aio.ServicerContext[Any, Any]

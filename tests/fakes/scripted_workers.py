@@ -32,6 +32,7 @@ class ScriptedWorker(worker_pb2_grpc.WorkerServicer):
     num_blocks: int = 16
     max_model_len: int = 256
     join_error: OrcaError | None = None
+    reads_plans: bool = True
     joins: list[JoinRequest] = field(default_factory=list)
     plans: asyncio.Queue[StepPlan] = field(default_factory=asyncio.Queue)
     results: asyncio.Queue[StepResult] = field(default_factory=asyncio.Queue)
@@ -81,6 +82,8 @@ class ScriptedWorker(worker_pb2_grpc.WorkerServicer):
     async def Execute(  # noqa: N802
         self, request_iterator: AsyncIterator[worker_pb2.StepPlan], context: aio.ServicerContext[Any, Any]
     ) -> worker_pb2.ExecuteSummary:
+        if not self.reads_plans:
+            await asyncio.get_running_loop().create_future()
         async for message in request_iterator:
             self.plans.put_nowait(step_plan_from_pb(message))
         return worker_pb2.ExecuteSummary()

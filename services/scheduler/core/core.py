@@ -25,12 +25,17 @@ from services.scheduler.core.request_batching import RequestBatching
 from services.scheduler.core.sequence import RequestKey, Sequence, Status
 from shared.errors import InvalidRequestError, OverloadedError, ProtocolError, UnavailableError
 from shared.messages import FinishReason, StepPlan, StepResult, Submit
+from shared.sampling import sampling_fault
 
 if TYPE_CHECKING:
     from shared.config import SchedulingConfig
     from shared.ids import Epoch
 
-__all__ = ["Capacity", "SchedulerCore", "SchedulerStats", "TokenEvent"]
+__all__ = ["MAX_LOSSES", "Capacity", "SchedulerCore", "SchedulerStats", "TokenEvent"]
+
+
+MAX_LOSSES = 5
+"""Epochs that may end while a request is in flight, without a token of it in between."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,10 +147,19 @@ class SchedulerCore:
         return events
 
     def engine_lost(self) -> list[TokenEvent]:
-        """The epoch is over: every unfinished request goes back to waiting, in its old place, to be computed again."""
+        """The epoch is over: every unfinished request goes back to waiting, in its old place, to be computed again.
+
+        One whose iterations end epoch after epoch may be what ends them: it fails, so that the others can go on.
+        """
         self._epoch = None
-        ended = [s for s in self._queue.started.values() if s.status is Status.FINISHED]
-        events = [self._leave(sequence) for sequence in ended]
+        events = []
+        for sequence in list(self._queue.started.values()):
+            sequence.num_losses += sequence.status is Status.RUNNING
+            if sequence.status is Status.FINISHED:
+                events.append(self._leave(sequence))
+            elif sequence.num_losses == MAX_LOSSES:
+                message = f"the engine was lost {MAX_LOSSES} times in a row while it computed this request"
+                events.append(self._end(sequence, FinishReason.ERROR, error=message))
         self._queue.put_all_back()
         if self._capacity is not None:
             self._set_up_engine(self._capacity)
@@ -178,6 +192,8 @@ class SchedulerCore:
         largest = max(max(ids) for ids in (request.prompt_token_ids, request.output_token_ids) if ids)
         if largest >= capacity.vocab_size:
             raise InvalidRequestError(f"token id {largest} is outside the vocabulary (0 to {capacity.vocab_size - 1})")
+        if (fault := sampling_fault(request.sampling)) is not None:
+            raise InvalidRequestError(fault)
         num_waiting = len(self._queue.waiting)
         if num_waiting >= self._config.max_waiting:
             raise OverloadedError(f"{num_waiting} requests wait already, which is the limit; try again later")
@@ -285,6 +301,7 @@ class SchedulerCore:
 
     def _append(self, sequence: Sequence, token_id: int, now_ns: int) -> TokenEvent:
         sequence.token_ids.append(token_id)
+        sequence.num_losses = 0
         sequence.last_token_ns = now_ns
         if sequence.first_token_ns is None:
             sequence.first_token_ns = now_ns

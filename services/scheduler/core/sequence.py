@@ -87,6 +87,8 @@ class Sequence:
     num_iterations: int = 0
     """Iterations it was scheduled in since it was last admitted."""
     num_preemptions: int = 0
+    num_losses: int = 0
+    """Epochs that ended while it was in flight, since its last token."""
     num_cached_tokens: int = 0
     """Prompt tokens that were found in the prefix cache when it was first admitted."""
     finish_reason: FinishReason | None = None

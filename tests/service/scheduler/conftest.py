@@ -88,11 +88,20 @@ class GatewaySession:
 
 @contextlib.asynccontextmanager
 async def running_scheduler(
-    *, num_stages: int = 1, tp_size: int = 1, scheduling: SchedulingConfig = ORCA, grace_s: float = 5.0
+    *,
+    num_stages: int = 1,
+    tp_size: int = 1,
+    scheduling: SchedulingConfig = ORCA,
+    grace_s: float = 5.0,
+    collective_timeout_s: int = 60,
 ) -> AsyncIterator[SchedulerUnderTest]:
     config = SchedulerConfig(
         engine=EngineConfig(
-            model="test-model", topology=Topology(num_stages, tp_size), scheduling=scheduling, block_size=4
+            model="test-model",
+            topology=Topology(num_stages, tp_size),
+            scheduling=scheduling,
+            block_size=4,
+            collective_timeout_s=collective_timeout_s,
         )
     )
     shutdown = Shutdown(grace_s)

@@ -295,7 +295,7 @@ async def test_a_session_says_hello_first_and_once(start_scheduler: StartSchedul
             async with scheduler.session(*messages) as session:
                 with pytest.raises(aio.AioRpcError) as refused:
                     await session.next()
-                assert refused.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+                assert refused.value.code() is grpc.StatusCode.ABORTED
 
 
 async def test_port_in_use_is_a_clear_error(start_scheduler: StartScheduler) -> None:
@@ -314,3 +314,45 @@ def test_the_process_stays_small_and_never_imports_torch() -> None:
     )
     out = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True)
     assert int(out.stdout) < 120 * 1024  # KiB
+
+
+async def test_an_address_of_something_else_does_not_end_the_service(start_scheduler: StartScheduler) -> None:
+    async with start_scheduler() as scheduler:
+        impostor = ScriptedWorker()
+        async with impostor.registered(scheduler.address, address=scheduler.address):
+            status = await scheduler.status_where(lambda status: "another kind" in status.reason)
+            assert status.workers[0].state == "failed"
+        async with worker_of(scheduler):
+            await scheduler.status_where(lambda status: status.ready)
+
+
+async def test_a_worker_that_hangs_is_told_and_the_next_epoch_goes_on(start_scheduler: StartScheduler) -> None:
+    async with (
+        start_scheduler(collective_timeout_s=1) as scheduler,
+        worker_of(scheduler) as worker,
+        scheduler.session() as session,
+    ):
+        await session.next()
+        await session.send(make_submit(0, max_tokens=1))
+        await worker.plans.get()  # and never answers
+        assert (await session.next()).engine_lost
+        assert "a worker hangs" in (await scheduler.status()).reason
+        worker.answer(await worker.plans.get(), 7)
+        await session.until_ended(0)
+        assert session.tokens == {0: [7]}
+
+
+async def test_a_worker_that_takes_no_more_control_messages_is_lost(start_scheduler: StartScheduler) -> None:
+    async with start_scheduler() as scheduler, scheduler.session() as session:
+        async with worker_of(scheduler, reads_plans=False) as worker:
+            await session.next()
+            # More than a stream holds before it pushes back: the write is pending when the epoch ends.
+            for handle in range(40):
+                await session.send(make_submit(handle, prompt=40, max_tokens=2))
+            await scheduler.status_where(lambda status: status.num_in_flight_steps == 1)
+            await worker.kill()
+        while not (await session.next()).engine_lost:
+            pass
+        async with worker_of(scheduler) as worker:
+            worker.answer(await worker.plans.get(), 7)
+            assert (await scheduler.status()).ready

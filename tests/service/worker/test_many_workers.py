@@ -177,4 +177,4 @@ async def test_failing_compute_of_a_later_stage_reaches_the_scheduler(registry: 
         assert await control.call.code() is grpc.StatusCode.UNAVAILABLE
         assert "stage 1 at" in (await control.call.details() or "")
         assert "names block 100" in (await control.call.details() or "")
-        assert await results.call.code() is grpc.StatusCode.FAILED_PRECONDITION
+        assert await results.call.code() is grpc.StatusCode.ABORTED

@@ -148,13 +148,13 @@ async def test_step_gap_is_fatal(worker: RankClient) -> None:
     await results.next()
     await control.send(plan(2, (0, 20, 1)))
     code, details = await failure_of(control.call)
-    assert code is grpc.StatusCode.FAILED_PRECONDITION
+    assert code is grpc.StatusCode.ABORTED
     assert "step 2 came where step 1 was due" in details
-    assert (await failure_of(results.call))[0] is grpc.StatusCode.FAILED_PRECONDITION
+    assert (await failure_of(results.call))[0] is grpc.StatusCode.ABORTED
     assert await health(worker) == NOT_SERVING
     again = worker.execute()
     code, details = await failure_of(again.call)
-    assert code is grpc.StatusCode.FAILED_PRECONDITION
+    assert code is grpc.StatusCode.ABORTED
     assert "epoch 1 is over" in details
 
 
@@ -163,9 +163,9 @@ async def test_stale_epoch_is_refused_and_does_no_harm(worker: RankClient) -> No
     stale = worker.execute()
     await stale.send(first_plan(epoch=1))  # type: ignore[arg-type]
     code, details = await failure_of(stale.call)
-    assert code is grpc.StatusCode.FAILED_PRECONDITION
+    assert code is grpc.StatusCode.ABORTED
     assert "is of epoch 1" in details
-    assert (await failure_of(worker.results(epoch=1).call))[0] is grpc.StatusCode.FAILED_PRECONDITION
+    assert (await failure_of(worker.results(epoch=1).call))[0] is grpc.StatusCode.ABORTED
     control, results = worker.execute(), worker.results(epoch=2)
     await control.send(first_plan(epoch=2))  # type: ignore[arg-type]
     assert (await results.next()).token_ids == [synthetic_token(20)]
@@ -189,7 +189,7 @@ async def test_plan_that_does_not_fit_fails_both_streams(worker: RankClient, bad
     await control.send(bad)  # type: ignore[arg-type]
     for call in (control.call, results.call):
         code, details = await failure_of(call)
-        assert code is grpc.StatusCode.FAILED_PRECONDITION
+        assert code is grpc.StatusCode.ABORTED
         assert message in details
 
 
@@ -200,9 +200,9 @@ async def test_second_control_stream_is_refused(worker: RankClient) -> None:
     await results.next()
     second = worker.execute()
     code, details = await failure_of(second.call)
-    assert code is grpc.StatusCode.FAILED_PRECONDITION
+    assert code is grpc.StatusCode.ABORTED
     assert "a control stream is open already" in details
-    assert (await failure_of(worker.results().call))[0] is grpc.StatusCode.FAILED_PRECONDITION
+    assert (await failure_of(worker.results().call))[0] is grpc.StatusCode.ABORTED
     await control.send(plan(1, (0, 20, 1), num_appended_tokens=[1], appended_token_ids=[synthetic_token(20)]))
     assert (await results.next()).token_ids == [synthetic_token(21)]
 
@@ -221,7 +221,7 @@ async def test_broken_control_stream_ends_the_epoch(worker: RankClient) -> None:
 async def test_nothing_works_before_joining(worker: RankClient) -> None:
     for call in (worker.execute().call, worker.results().call):
         code, details = await failure_of(call)
-        assert code is grpc.StatusCode.FAILED_PRECONDITION
+        assert code is grpc.StatusCode.ABORTED
         assert "must join" in details
     assert await worker.timeline() == []
 
@@ -233,7 +233,7 @@ async def test_nothing_works_before_joining(worker: RankClient) -> None:
         ({"dtype": "int3"}, grpc.StatusCode.INVALID_ARGUMENT, "--dtype"),
         ({"kv_memory_bytes": 10}, grpc.StatusCode.INVALID_ARGUMENT, "budget"),
         ({"max_model_len": 1 << 20}, grpc.StatusCode.INVALID_ARGUMENT, "--max-model-len"),
-        ({"stage": 1, "num_stages": 2}, grpc.StatusCode.FAILED_PRECONDITION, "asked to join as stage 1"),
+        ({"stage": 1, "num_stages": 2}, grpc.StatusCode.ABORTED, "asked to join as stage 1"),
         ({"num_stages": 13}, grpc.StatusCode.INVALID_ARGUMENT, "13 stages for 12 layers"),
     ],
 )
@@ -309,16 +309,16 @@ async def test_leaving_ends_the_control_stream_and_says_why() -> None:
     assert "leaving" in details
 
 
-async def test_control_stream_may_be_taken_up_where_it_ended(worker: RankClient) -> None:
+async def test_the_end_of_the_control_stream_is_the_end_of_the_epoch(worker: RankClient) -> None:
     await worker.join(join_request())
     results = worker.results()
-    first = worker.execute()
-    await first.send(first_plan())  # type: ignore[arg-type]
-    assert await first.finish() == 1
-    second = worker.execute()
-    await second.send(plan(1, (0, 19, 1)))
-    assert await second.finish() == 1
-    assert [(await results.next()).step_id for _ in range(2)] == [0, 1]
+    control = worker.execute()
+    await control.send(first_plan())  # type: ignore[arg-type]
+    assert await control.finish() == 1
+    assert (await results.next()).step_id == 0
+    code, details = await failure_of(results.call)
+    assert code is grpc.StatusCode.UNAVAILABLE
+    assert "closed by its sender" in details
 
 
 async def test_results_that_nobody_takes_hold_the_control_stream_back(worker: RankClient) -> None:

@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from services.scheduler.core.core import Capacity, SchedulerCore, TokenEvent
+from services.scheduler.core.core import MAX_LOSSES, Capacity, SchedulerCore, TokenEvent
 from shared.errors import InvalidRequestError, OverloadedError, ProtocolError, UnavailableError
 from shared.ids import Epoch
-from shared.messages import FinishReason, StepResult
+from shared.messages import FinishReason, SamplingParams, StepResult
 from tests.factories import ORCA, SESSION, make_core, make_result, make_submit
 
 
@@ -274,3 +274,25 @@ def test_a_decision_takes_under_a_millisecond_at_256_running() -> None:
         core.apply(make_result(plan), 0)
     assert core.stats().num_running == 256
     assert sorted(durations)[len(durations) // 2] < 1e-3
+
+
+def test_a_request_that_ends_epoch_after_epoch_fails_alone() -> None:
+    core = make_core(scheduling=replace(ORCA, max_batch_size=1))
+    core.add(SESSION, make_submit(0), 0)
+    core.add(SESSION, make_submit(1, max_tokens=1), 0)
+    for epoch in range(2, MAX_LOSSES + 2):
+        assert core.schedule(0) is not None
+        events = core.engine_lost()
+        core.engine_ready(Epoch(epoch), Capacity(64, 4, 1, 1024, 1000))
+    assert finished(events) == {0: FinishReason.ERROR}
+    plan = core.schedule(0)
+    assert plan is not None
+    assert [sequence.request_id for sequence in plan.new_sequences] == ["request-1"]
+    core.apply(make_result(plan), 0)
+    assert core.idle
+
+
+@pytest.mark.parametrize("sampling", [SamplingParams(temperature=float("nan")), SamplingParams(top_p=5.0)])
+def test_sampling_that_makes_no_sense_is_refused(sampling: SamplingParams) -> None:
+    with pytest.raises(InvalidRequestError, match="cannot be"):
+        make_core().add(SESSION, replace(make_submit(), sampling=sampling), 0)

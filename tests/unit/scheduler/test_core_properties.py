@@ -14,7 +14,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from services.scheduler.core.core import Capacity
+from services.scheduler.core.core import MAX_LOSSES, Capacity
 from services.scheduler.core.sequence import Status
 from shared.config import SchedulingConfig
 from shared.errors import InvalidRequestError
@@ -125,7 +125,11 @@ class SchedulerMachine(RuleBasedStateMachine):
             if event.token_id is not None:
                 got.append(event.token_id)
             assert got == expected[: len(got)]
-            if event.finished is not None:
+            if event.finished is FinishReason.ERROR:
+                assert event.sequence is not None
+                assert event.sequence.num_losses == MAX_LOSSES
+                del self.expected[handle]
+            elif event.finished is not None:
                 assert event.finished is (FinishReason.STOP if expected[-1] == STOP else FinishReason.LENGTH)
                 assert got == expected
                 del self.expected[handle]
