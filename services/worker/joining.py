@@ -159,7 +159,8 @@ class Joining:
         if self._is_abandoned:
             raise EngineLostError(f"joining epoch {self._request.epoch} was given up")
         request = self._request
-        get_logger().info("loading", phase=phase, done=done, total=total, stage=request.stage, tp_rank=request.tp_rank)
+        share = {"done": done, "total": total} if total else {}
+        get_logger().info("loading", phase=phase, **share, stage=request.stage, tp_rank=request.tp_rank)
         self._report(Loading(phase, done, total))
 
 
