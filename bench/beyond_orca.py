@@ -117,9 +117,9 @@ async def split_over_stages(model: str, scheduling: SchedulingConfig) -> dict[st
     """Throughput of 8 requests over two stages."""
     async with mesh(model, scheduling, num_stages=2) as running, GatewayClient(running.gateway_address) as client:
         started = time.monotonic()
-        await asyncio.gather(*(token_times(client, prompt_of(4, seed), 60) for seed in range(8)))
+        await asyncio.gather(*(token_times(client, prompt_of(4, seed), 40) for seed in range(8)))
         seconds = time.monotonic() - started
-    return {"output_tokens_s": round(8 * 60 / seconds, 1)}
+    return {"output_tokens_s": round(8 * 40 / seconds, 1)}
 
 
 def on_model(measure: Callable[[str, SchedulingConfig], Awaitable[dict[str, Any]]], model: str) -> Measure:
@@ -148,7 +148,7 @@ MEASUREMENTS: dict[str, tuple[Measure, dict[str, SchedulingConfig]]] = {
         {str(ahead): replace(DEFAULT, run_ahead=ahead) for ahead in (0, 1, 2)},
     ),
     "split_over_stages_synthetic": (
-        on_model(split_over_stages, "synthetic:token_us=5000"),
+        on_model(split_over_stages, "synthetic:token_us=10000"),
         {"off": replace(DEFAULT, split_over_stages=False), "on": DEFAULT},
     ),
 }

@@ -19,6 +19,7 @@ __all__ = [
     "SchedulerConfig",
     "SchedulingConfig",
     "WorkerConfig",
+    "check_address",
 ]
 
 DEFAULT_MODEL = "smollm2-135m-instruct"
@@ -38,7 +39,8 @@ def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
         raise ConfigError(f"--{name} must be one of {', '.join(choices)}, not {value!r}")
 
 
-def _check_address(name: str, address: str) -> None:
+def check_address(name: str, address: str) -> None:
+    """Raise ``ConfigError`` for what is not HOST:PORT; ``name`` is the option's."""
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal() or not 0 < int(port) < 65536:
         raise ConfigError(f"--{name} must be HOST:PORT, not {address!r}")
@@ -172,7 +174,7 @@ class WorkerConfig:
 
     def __post_init__(self) -> None:
         """Check ranges."""
-        _check_address("scheduler", self.scheduler)
+        check_address("scheduler", self.scheduler)
         _check_range("stage", self.stage, 0, 1023)
         _check_range("tp-rank", self.tp_rank, 0, 1023)
         _check_choice("device", self.device, DEVICES)
@@ -195,5 +197,5 @@ class GatewayConfig:
 
     def __post_init__(self) -> None:
         """Check ranges."""
-        _check_address("scheduler", self.scheduler)
+        check_address("scheduler", self.scheduler)
         _check_range("max-requests", self.max_requests, 1, 1 << 20)

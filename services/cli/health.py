@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from services.cli.calls import DEFAULT_ADDRESS
+from shared.config import check_address
 
 __all__ = ["health"]
 
@@ -19,5 +20,6 @@ def health(
     """Ask any service whether it is ready: exit code 0 where it is, 1 where it is not."""
     from services.mesh.health import check_serving
 
+    check_address("address", address)
     asyncio.run(check_serving(address, timeout_s=timeout))
     typer.echo("SERVING")

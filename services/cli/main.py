@@ -64,15 +64,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and leave the process; without ``arguments``, those of the process."""
     # gRPC's C core would write past our logs and into a client's text; failures come back as typed errors anyway.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    if sys.stdout is None:  # closed by the caller
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: PTH123, SIM115 - for the life of the process
     try:
         app(args=arguments, prog_name="orca")
     except ConfigError as error:
         _fail(error, 2)
-    except OrcaError as error:
+    except (OrcaError, OSError) as error:
         _fail(error, 1)
 
 
-def _fail(error: OrcaError, exit_code: int) -> None:
+def _fail(error: OrcaError | OSError, exit_code: int) -> None:
     typer.secho("error: ", fg="red", bold=True, nl=False, err=True)
     typer.echo(str(error), err=True)
     sys.exit(exit_code)

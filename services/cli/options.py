@@ -133,7 +133,10 @@ TemperatureOption = Annotated[
     ),
 ]
 TopKOption = Annotated[
-    int, typer.Option("--top-k", rich_help_panel=_SAMPLING, help="Keep the k likeliest tokens; 0 keeps all.")
+    int,
+    typer.Option(
+        "--top-k", min=0, max=2**32 - 1, rich_help_panel=_SAMPLING, help="Keep the k likeliest tokens; 0 keeps all."
+    ),
 ]
 TopPOption = Annotated[
     float,
@@ -152,7 +155,12 @@ MinPOption = Annotated[
 SeedOption = Annotated[
     int | None,
     typer.Option(
-        "--seed", rich_help_panel=_SAMPLING, show_default=False, help="The same seed gives the same tokens, always."
+        "--seed",
+        min=0,
+        max=2**64 - 1,
+        rich_help_panel=_SAMPLING,
+        show_default=False,
+        help="The same seed gives the same tokens, always.",
     ),
 ]
 IgnoreEosOption = Annotated[
@@ -163,6 +171,8 @@ StopTokenIdOption = Annotated[
     list[int] | None,
     typer.Option(
         "--stop-token-id",
+        min=0,
+        max=2**32 - 1,
         rich_help_panel=_SAMPLING,
         show_default=False,
         help="Id of a token that ends the output; may be given several times.",

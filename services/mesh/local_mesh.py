@@ -30,6 +30,9 @@ T = TypeVar("T")
 _KILL_MARGIN_S = 2.0
 """A service ends its own drain after the grace time; only one that does not is killed, this much later."""
 
+_LAST_WORDS_S = 3.0
+"""Time between a service's last answer and its end."""
+
 
 def worker_name(stage: int, tp_rank: int) -> str:
     """Name of a worker within the mesh."""
@@ -119,6 +122,9 @@ class LocalMesh:
         exits = [process.exit for process in self.processes.values()]
         try:
             await asyncio.wait([work, *exits], return_when=asyncio.FIRST_COMPLETED)
+            if work.done() and work.exception() is not None:
+                # A wish that failed most often failed because a process is just ending: that is the cause to tell.
+                await asyncio.wait(exits, timeout=_LAST_WORDS_S, return_when=asyncio.FIRST_COMPLETED)
             for task in exits:
                 if task.done():
                     raise MeshError(task.result().summary, task.result())
