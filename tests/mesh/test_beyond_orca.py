@@ -60,7 +60,7 @@ async def test_running_ahead_closes_the_gap_between_iterations() -> None:
 async def test_few_requests_keep_two_stages_busy() -> None:
     async def speedup() -> float:
         unsplit, split = [
-            await split_over_stages("synthetic:token_us=10000", replace(DEFAULT, split_over_stages=is_split))
+            await split_over_stages("synthetic:token_us=5000", replace(DEFAULT, split_over_stages=is_split))
             for is_split in (False, True)
         ]
         return float(split["output_tokens_s"] / unsplit["output_tokens_s"])
