@@ -44,7 +44,6 @@ class BlockPool:
         self._num_owners = [0] * num_blocks
         self._cached: OrderedDict[BlockId, None] = OrderedDict()
         self._content = ContentIndex()
-        self.num_evicted = 0
 
     @property
     def num_available(self) -> int:
@@ -81,7 +80,6 @@ class BlockPool:
             else:
                 block, _ = self._cached.popitem(last=False)
                 self._content.forget(block)
-                self.num_evicted += 1
             self._num_owners[block] = 1
             taken.append(block)
         return taken

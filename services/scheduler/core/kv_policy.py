@@ -5,6 +5,7 @@ A policy and the pool are the only ones that move blocks. What a sequence has is
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Protocol
 
 from services.scheduler.core.prefixes import EMPTY_PREFIX, Prefix
@@ -43,15 +44,26 @@ class KvPolicy(Protocol):
         ...
 
 
-class _Blocks:
+class _Blocks(ABC):
     """What the policies share: the pool, and the prefix cache where it is on."""
 
     def __init__(self, pool: BlockPool, *, prefix_cache: bool) -> None:
         self._pool = pool
         self._prefix_cache = prefix_cache
 
-    def _start(self, sequence: Sequence, num_slots: int, num_spare_blocks: int) -> bool:
-        """Give blocks for ``num_slots`` tokens, shared ones first, and leave ``num_spare_blocks`` available."""
+    @abstractmethod
+    def _demand(self, sequence: Sequence, num_started: int) -> tuple[int, int]:
+        """What a waiting sequence must get to start: slots, and blocks to leave available beyond them."""
+
+    def can_admit(self, sequence: Sequence, num_started: int) -> bool:
+        """Whether the demand can be met now."""
+        num_slots, num_spare_blocks = self._demand(sequence, num_started)
+        prefix = self._cached_prefix(sequence)
+        return self._room_for(prefix, self._num_new_blocks(prefix, num_slots), num_spare_blocks)
+
+    def admit(self, sequence: Sequence, num_started: int) -> bool:
+        """Give what is demanded, shared blocks first; all or nothing."""
+        num_slots, num_spare_blocks = self._demand(sequence, num_started)
         prefix = self._cached_prefix(sequence)
         num_new = self._num_new_blocks(prefix, num_slots)
         if not self._room_for(prefix, num_new, num_spare_blocks):
@@ -107,16 +119,9 @@ class ReservePolicy(_Blocks):
     unused when outputs are shorter than ``max_tokens``.
     """
 
-    def can_admit(self, sequence: Sequence, num_started: int) -> bool:
-        """Whether the reservation fits."""
+    def _demand(self, sequence: Sequence, num_started: int) -> tuple[int, int]:
         del num_started
-        prefix = self._cached_prefix(sequence)
-        return self._room_for(prefix, self._num_new_blocks(prefix, sequence.max_slots), 0)
-
-    def admit(self, sequence: Sequence, num_started: int) -> bool:
-        """Reserve blocks for prompt and ``max_tokens``, all or nothing."""
-        del num_started
-        return self._start(sequence, sequence.max_slots, 0)
+        return sequence.max_slots, 0
 
     def grow(self, sequence: Sequence, num_tokens: int) -> bool:
         """Nothing to do: everything is reserved."""
@@ -132,14 +137,8 @@ class PagedPolicy(_Blocks):
     it can be preempted, which bounds its preemptions. Alone it always fits, or was refused at the door.
     """
 
-    def can_admit(self, sequence: Sequence, num_started: int) -> bool:
-        """Whether its tokens fit, with a block to spare for everybody who has started."""
-        prefix = self._cached_prefix(sequence)
-        return self._room_for(prefix, self._num_new_blocks(prefix, self._first_slots(sequence)), num_started)
-
-    def admit(self, sequence: Sequence, num_started: int) -> bool:
-        """Take blocks for its tokens so far and the next."""
-        return self._start(sequence, self._first_slots(sequence), num_started)
+    def _demand(self, sequence: Sequence, num_started: int) -> tuple[int, int]:
+        return min(len(sequence.token_ids) + 1, sequence.max_slots), num_started
 
     def grow(self, sequence: Sequence, num_tokens: int) -> bool:
         """Take blocks for the next tokens."""
@@ -149,7 +148,3 @@ class PagedPolicy(_Blocks):
             return False
         sequence.block_ids += blocks
         return True
-
-    @staticmethod
-    def _first_slots(sequence: Sequence) -> int:
-        return min(len(sequence.token_ids) + 1, sequence.max_slots)
