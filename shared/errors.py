@@ -9,6 +9,7 @@
     ├── ConfigError                 INVALID_ARGUMENT     the service was started with options that cannot work
     ├── AlreadyClaimedError         ALREADY_EXISTS       a second worker claims a rank that is taken
     ├── OverloadedError             RESOURCE_EXHAUSTED   try again later
+    ├── UnauthenticatedError        UNAUTHENTICATED      no API key, or none that is known
     ├── UnavailableError            UNAVAILABLE          a neighbour is not there (yet)
     │   └── EngineLostError         UNAVAILABLE          the workers were lost in mid-flight
     └── ProtocolError               ABORTED              a peer broke the contract (a gap in step ids, a stale epoch)
@@ -30,6 +31,7 @@ __all__ = [
     "OrcaError",
     "OverloadedError",
     "ProtocolError",
+    "UnauthenticatedError",
     "UnavailableError",
 ]
 
@@ -74,6 +76,17 @@ class OverloadedError(OrcaError):
     """A bounded queue is full; the same request may succeed later."""
 
     code = StatusCode.RESOURCE_EXHAUSTED
+
+    def __init__(self, message: str, *, retry_after_s: float | None = None) -> None:
+        """``retry_after_s`` is when to try again, as far as that can be told."""
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class UnauthenticatedError(OrcaError):
+    """The caller has not shown who it is."""
+
+    code = StatusCode.UNAUTHENTICATED
 
 
 class UnavailableError(OrcaError):

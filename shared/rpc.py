@@ -114,6 +114,7 @@ _ERROR_KINDS: dict[StatusCode, type[errors.OrcaError]] = {
         errors.ModelNotFoundError,
         errors.AlreadyClaimedError,
         errors.OverloadedError,
+        errors.UnauthenticatedError,
         errors.UnavailableError,
         errors.ModelError,
     )

@@ -30,6 +30,7 @@ def test_codes_are_those_of_the_library() -> None:
         errors.ModelNotFoundError,
         errors.AlreadyClaimedError,
         errors.OverloadedError,
+        errors.UnauthenticatedError,
         errors.UnavailableError,
     ],
 )
