@@ -12,7 +12,8 @@ Failures are the typed errors of ``shared.errors``; nothing of gRPC shows.
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, Self
+import dataclasses
+from typing import TYPE_CHECKING, Self, TypeVar
 
 from grpc import aio
 
@@ -24,7 +25,16 @@ from shared.codec.generation import (
     model_info_from_pb,
 )
 from shared.errors import InvalidRequestError, UnavailableError
-from shared.generation import ChatMessage, Delta, Finish, GatewayStatus, GenerateOptions, ModelInfo
+from shared.generation import (
+    ChatMessage,
+    ChatRequest,
+    Delta,
+    Finish,
+    GatewayStatus,
+    GenerateOptions,
+    GenerateRequest,
+    ModelInfo,
+)
 from shared.pb import gateway_pb2, gateway_pb2_grpc
 from shared.rpc import connect, error_from_rpc
 
@@ -37,15 +47,17 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ChatMessage",
+    "ChatRequest",
     "Delta",
     "Finish",
     "GatewayClient",
     "GatewayStatus",
     "GenerateOptions",
+    "GenerateRequest",
     "ModelInfo",
 ]
 
-_DEFAULTS = GenerateOptions()
+_Request = TypeVar("_Request", GenerateRequest, ChatRequest)
 
 
 class GatewayClient:
@@ -76,13 +88,15 @@ class GatewayClient:
 
     def generate(
         self,
-        prompt: str | Sequence[int],
-        options: GenerateOptions = _DEFAULTS,
+        prompt: str | Sequence[int] | GenerateRequest,
+        options: GenerateOptions | None = None,
         *,
         request_id: str | None = None,
         timeout_s: float | None = None,
     ) -> AsyncGenerator[Delta, None]:
-        """Continue a prompt, given as text or as token ids; the last delta has ``finish``.
+        """Continue a prompt, given as text, as token ids, or with all that goes with it; the last delta has ``usage``.
+
+        ``options`` and ``request_id`` take the place of the request's own.
 
         Raises:
             InvalidRequestError: the request can never succeed as it is.
@@ -90,24 +104,26 @@ class GatewayClient:
             UnavailableError: the gateway is not there, not ready or leaving.
             OrcaError: anything else, a missed ``timeout_s`` too; ``code`` is the status.
         """
+        request = prompt if isinstance(prompt, GenerateRequest) else GenerateRequest((prompt,))
 
         def start() -> _Call:
-            return self._stub.Generate(generate_to_pb(prompt, options, request_id or ""), timeout=timeout_s)
+            return self._stub.Generate(generate_to_pb(_adapted(request, options, request_id)), timeout=timeout_s)
 
         return self._deltas(start)
 
     def chat(
         self,
-        messages: Sequence[ChatMessage],
-        options: GenerateOptions = _DEFAULTS,
+        messages: Sequence[ChatMessage] | ChatRequest,
+        options: GenerateOptions | None = None,
         *,
         request_id: str | None = None,
         timeout_s: float | None = None,
     ) -> AsyncGenerator[Delta, None]:
         """Answer a conversation through the model's own chat template; errors as in ``generate``."""
+        request = messages if isinstance(messages, ChatRequest) else ChatRequest(messages)
 
         def start() -> _Call:
-            return self._stub.Chat(chat_to_pb(messages, options, request_id or ""), timeout=timeout_s)
+            return self._stub.Chat(chat_to_pb(_adapted(request, options, request_id)), timeout=timeout_s)
 
         return self._deltas(start)
 
@@ -118,6 +134,14 @@ class GatewayClient:
         with self._mapped():
             response = await self._stub.Tokenize(request, timeout=self._timeout_s)
         return list(response.token_ids)
+
+    async def detokenize(self, token_ids: Sequence[int]) -> str:
+        """Return the text of token ids."""
+        with _building():
+            request = gateway_pb2.DetokenizeRequest(token_ids=token_ids)
+        with self._mapped():
+            response = await self._stub.Detokenize(request, timeout=self._timeout_s)
+        return response.text
 
     async def model_info(self) -> ModelInfo:
         """Return the model that is served and its limits."""
@@ -149,6 +173,14 @@ class GatewayClient:
             raise error_from_rpc(failure, f"gateway at {self._address}") from failure
         except aio.UsageError as error:
             raise UnavailableError("this client is closed; open another one") from error
+
+
+def _adapted(request: _Request, options: GenerateOptions | None, request_id: str | None) -> _Request:
+    return dataclasses.replace(
+        request,
+        options=request.options if options is None else options,
+        request_id=request.request_id if request_id is None else request_id,
+    )
 
 
 @contextlib.contextmanager

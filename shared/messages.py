@@ -57,6 +57,8 @@ class FinishReason(enum.Enum):
     LENGTH = 2
     CANCELLED = 3
     ERROR = 4
+    TOOL_CALLS = 5
+    """The model called tools; the gateway alone can tell."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +73,36 @@ class SamplingParams:
     min_p: float = 0.0
     seed: int = 0
     """Randomness is a function of the seed and the token's position alone; 64 bits, unsigned."""
+    repetition_penalty: float = 1.0
+    """Of prompt and output (CTRL, Keskar et al. 2019): positive logits are divided by it, negative ones multiplied."""
+    presence_penalty: float = 0.0
+    """Taken off the logit of each token that the output has."""
+    frequency_penalty: float = 0.0
+    """Taken off the logit of a token for each time that the output has it."""
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    """(token id, what is added to its logit); each id once."""
+    min_tokens: int = 0
+    """No token that ends the output is sampled before it has so many."""
+    num_logprobs: int | None = None
+    """Return the log probability of each output token and of so many of the most likely ones; None returns none."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """How likely a token was, by the raw logits: before temperature, penalties, bias and masks. Always finite."""
+
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+    """(token id, log probability) of the most likely tokens, the most likely first."""
+
+
+@dataclass(frozen=True, slots=True)
+class PromptLogprobs:
+    """Of a piece of a prompt."""
+
+    first_position: int
+    """Place in the prompt of the first token; at least 1, since nothing predicts the first one."""
+    tokens: tuple[TokenLogprobs, ...]
 
 
 # --- gateway <-> scheduler --------------------------------------------------------------------------------------------
@@ -96,6 +128,11 @@ class Submit:
     stop_token_ids: frozenset[int] = frozenset()
     output_token_ids: TokenIds = field(default_factory=token_ids)
     """Tokens that the client has already, when a request is submitted again."""
+    num_prompt_logprobs: int | None = None
+    """Return the log probabilities of the prompt's tokens and of so many of the most likely ones; ``max_tokens`` may be
+    0 then."""
+    grammar: str = ""
+    """What the output must match, in the guidance library's own form; empty: anything."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +180,10 @@ class SessionEvents:
     ended: list[Ended] = field(default_factory=list)
     engine_ready: EngineInfo | None = None
     engine_lost: bool = False
+    token_logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)
+    """By index into the columns, rising."""
+    prompt_logprobs: list[tuple[Handle, PromptLogprobs]] = field(default_factory=list)
+    """A place may come again after a recovery."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,6 +296,10 @@ class NewSequence:
     """Prompt, and output so far when it is recomputed."""
     num_prompt_tokens: int
     sampling: SamplingParams
+    stop_token_ids: frozenset[int] = frozenset()
+    """All ids that end the output."""
+    num_prompt_logprobs: int | None = None
+    grammar: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,8 +333,12 @@ class StepResult:
     token_ids: list[int]
     """One for each sequence of the plan that samples, in batch order."""
     invalid: list[int] = field(default_factory=list)
-    """Indices into ``token_ids`` whose logits were not finite."""
+    """Indices into ``token_ids`` whose logits were not finite, or whose grammar failed."""
     compute_ns: int = 0
+    logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)
+    """By index into ``token_ids``, rising."""
+    prompt_logprobs: dict[int, PromptLogprobs] = field(default_factory=dict)
+    """By index into the plan's columns."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import dataclasses
 import json
 import sys
 from pathlib import Path
@@ -80,12 +81,13 @@ def _as_dict(delta: "Delta") -> dict[str, Any]:
     fields |= {"text": delta.text, "token_ids": delta.token_ids}
     if (finish := delta.finish) is not None:
         fields["finish_reason"] = finish.reason.name.lower()
-        fields["usage"] = {"num_prompt_tokens": finish.num_prompt_tokens, "num_output_tokens": finish.num_output_tokens}
         fields["timing"] = {
             "queue_ms": finish.queue_ms,
             "prefill_ms": finish.prefill_ms,
             "decode_ms": finish.decode_ms,
         }
+    if delta.usage is not None:
+        fields["usage"] = dataclasses.asdict(delta.usage)
     return fields
 
 

@@ -34,6 +34,7 @@ __all__ = [
     "build_job",
     "check_options",
     "check_text",
+    "check_vocabulary",
     "conversation_text_bytes",
     "parse_request_id",
 ]
@@ -155,7 +156,7 @@ def check_options(options: GenerateOptions, engine: EngineInfo) -> None:
         raise InvalidRequestError(
             f"stop_token_ids has {len(options.stop_token_ids)} ids; at most {MAX_STOP_TOKEN_IDS} are allowed"
         )
-    _check_vocabulary("stop_token_ids", options.stop_token_ids, engine)
+    check_vocabulary("stop_token_ids", options.stop_token_ids, engine)
 
 
 def build_job(
@@ -176,7 +177,7 @@ def build_job(
     context = engine.max_model_len
     if num_prompt == 0:
         raise InvalidRequestError("the prompt has no tokens; send at least one character or one token id")
-    _check_vocabulary("prompt", prompt_ids, engine)
+    check_vocabulary("prompt", prompt_ids, engine)
     if num_prompt > context - 1:
         raise InvalidRequestError(
             f"the prompt has {num_prompt} tokens; with a context of {context} tokens it may have {context - 1}, "
@@ -221,7 +222,8 @@ def _check_range(field: str, value: float, low: float, high: float, hint: str) -
         raise InvalidRequestError(f"{field} is {value:g}; it must be between {low} and {high:g}; {hint}")
 
 
-def _check_vocabulary(field: str, ids: Sequence[int], engine: EngineInfo) -> None:
+def check_vocabulary(field: str, ids: Sequence[int], engine: EngineInfo) -> None:
+    """Refuse ids that the model does not know."""
     if not ids or (min(ids) >= 0 and max(ids) < engine.vocab_size):
         return
     index, token_id = next((i, t) for i, t in enumerate(ids) if not 0 <= t < engine.vocab_size)

@@ -18,12 +18,13 @@ from services.gateway.admission import (
     build_job,
     check_options,
     check_text,
+    check_vocabulary,
     conversation_text_bytes,
     parse_request_id,
 )
 from services.gateway.text.detokenizer import Detokenizer
 from shared.errors import InvalidRequestError
-from shared.generation import Delta, Finish, GatewayStatus, ModelInfo
+from shared.generation import Delta, Finish, GatewayStatus, ModelInfo, Usage
 from shared.log import get_logger
 from shared.messages import FinishReason
 from shared.rpc import error_of
@@ -38,8 +39,8 @@ if TYPE_CHECKING:
     from services.gateway.served_model import ServedModel
     from services.gateway.streams import OutputStream
     from shared.clock import Clock
-    from shared.generation import ChatMessage, GenerateOptions
-    from shared.messages import Ended, TokenIds
+    from shared.generation import ChatRequest, GenerateOptions, GenerateRequest
+    from shared.messages import Ended
 
 __all__ = ["Generation"]
 
@@ -53,25 +54,23 @@ class Generation:
         self._limit = limit
         self._clock = clock
 
-    def generate(
-        self, prompt: str | TokenIds | None, options: GenerateOptions, request_id: str
-    ) -> AsyncGenerator[Delta, None]:
+    def generate(self, request: GenerateRequest) -> AsyncGenerator[Delta, None]:
         """Continue a prompt. Errors: those of admission and of `Readiness.require`, then the scheduler's."""
 
         async def tokenize(model: ServedModel) -> Sequence[int]:
-            if prompt is None:
-                raise InvalidRequestError("prompt is missing; set text or token_ids")
+            if not request.prompts:
+                raise InvalidRequestError("prompts is empty; send at least one")
+            prompt = request.prompts[0]
             if not isinstance(prompt, str):
                 return prompt
             check_text("text", len(prompt.encode()), model.engine)
             return await asyncio.to_thread(lambda: model.text.tokenizer.encode(prompt))
 
-        return self._serve(tokenize, options, request_id, default_max_tokens=DEFAULT_MAX_TOKENS)
+        return self._serve(tokenize, request.options, request.request_id, default_max_tokens=DEFAULT_MAX_TOKENS)
 
-    def chat(
-        self, messages: Sequence[ChatMessage], options: GenerateOptions, request_id: str
-    ) -> AsyncGenerator[Delta, None]:
+    def chat(self, request: ChatRequest) -> AsyncGenerator[Delta, None]:
         """Answer a conversation; errors as in ``generate``."""
+        messages = request.messages
 
         async def tokenize(model: ServedModel) -> Sequence[int]:
             check_text("messages", conversation_text_bytes(messages), model.engine)
@@ -83,7 +82,7 @@ class Generation:
 
             return await asyncio.to_thread(encode)
 
-        return self._serve(tokenize, options, request_id, default_max_tokens=None)
+        return self._serve(tokenize, request.options, request.request_id, default_max_tokens=None)
 
     async def tokenize(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """Return the token ids of a text."""
@@ -93,6 +92,13 @@ class Generation:
             return await asyncio.to_thread(
                 lambda: model.text.tokenizer.encode(text, add_special_tokens=add_special_tokens)
             )
+
+    async def detokenize(self, token_ids: Sequence[int]) -> str:
+        """Return the text of token ids, without special tokens."""
+        with self._limit.slot():
+            model = self._readiness.require()
+            check_vocabulary("token_ids", token_ids, model.engine)
+            return await asyncio.to_thread(model.text.tokenizer.decode, token_ids)
 
     def model_info(self) -> ModelInfo:
         """Return the model that is served and its limits."""
@@ -142,7 +148,8 @@ class Generation:
                     if ended is None:
                         yield Delta(text, tuple(new))
                 finish = _finish(stream, ended)
-                yield Delta(text + detokenizer.finish(), tuple(new), finish)
+                usage = Usage(len(job.prompt_token_ids), finish.num_output_tokens, finish.num_cached_tokens)
+                yield Delta(text + detokenizer.finish(), tuple(new), finish, usage=usage)
             finally:
                 self._scheduler.close_stream(stream)
                 _log_end(stream)
@@ -157,11 +164,12 @@ def _finish(stream: OutputStream, ended: Ended) -> Finish:
     timings = stream.timings(ended)
     return Finish(
         reason=ended.reason,
-        num_prompt_tokens=len(stream.job.prompt_token_ids),
         num_output_tokens=len(stream.output_token_ids),
         queue_ms=timings.queue_ns / 1e6,
         prefill_ms=timings.prefill_ns / 1e6,
         decode_ms=timings.decode_ns / 1e6,
+        num_cached_tokens=ended.num_cached_tokens,
+        num_preemptions=ended.num_preemptions,
     )
 
 

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from services.gateway.text.chat_template import ChatTemplate
-from services.gateway.text.tokenizer import load_tokenizer
 from shared.errors import ModelError, OrcaError
 from shared.model.store import resolve
+from shared.text.tokenizer import load_tokenizer
 
 if TYPE_CHECKING:
-    from services.gateway.text.tokenizer import Tokenizer
     from shared.messages import EngineInfo
+    from shared.text.tokenizer import Tokenizer
 
 __all__ = ["ModelText", "ServedModel", "load_model_text"]
 

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, Any
+import dataclasses
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from shared.codec.generation import (
     chat_from_pb,
     delta_to_pb,
     gateway_status_to_pb,
+    generate_from_pb,
     model_info_to_pb,
-    options_from_pb,
-    prompt_from_pb,
 )
 from shared.errors import OverloadedError
+from shared.generation import ChatRequest, GenerateRequest
 from shared.pb import gateway_pb2, gateway_pb2_grpc
 from shared.rpc import request_id_of
 
@@ -34,6 +35,8 @@ RETRY_AFTER_KEY = "retry-after-ms"
 
 _RETRY_AFTER_MS = 1000
 
+_Request = TypeVar("_Request", GenerateRequest, ChatRequest)
+
 
 class GatewayServicer(gateway_pb2_grpc.GatewayServicer):
     """Implements ``orca.v1.Gateway``; typed errors become statuses in `RpcServer`."""
@@ -45,17 +48,13 @@ class GatewayServicer(gateway_pb2_grpc.GatewayServicer):
         self, request: gateway_pb2.GenerateRequest, context: _Context
     ) -> AsyncGenerator[gateway_pb2.GenerateResponse, None]:
         """Stream the continuation of a prompt."""
-        request_id = request.request_id or request_id_of(context) or ""
-        deltas = self._generation.generate(prompt_from_pb(request), options_from_pb(request.options), request_id)
-        return _responses(deltas, context)
+        return _responses(self._generation.generate(_named(generate_from_pb(request), context)), context)
 
     def Chat(  # noqa: N802 - the contract's name
         self, request: gateway_pb2.ChatRequest, context: _Context
     ) -> AsyncGenerator[gateway_pb2.GenerateResponse, None]:
         """Stream the answer to a conversation."""
-        request_id = request.request_id or request_id_of(context) or ""
-        deltas = self._generation.chat(chat_from_pb(request), options_from_pb(request.options), request_id)
-        return _responses(deltas, context)
+        return _responses(self._generation.chat(_named(chat_from_pb(request), context)), context)
 
     async def Tokenize(  # noqa: N802 - the contract's name
         self, request: gateway_pb2.TokenizeRequest, context: _Context
@@ -65,6 +64,13 @@ class GatewayServicer(gateway_pb2_grpc.GatewayServicer):
         with _retry_hint(context):
             ids = await self._generation.tokenize(request.text, add_special_tokens=add_special_tokens)
         return gateway_pb2.TokenizeResponse(token_ids=ids)
+
+    async def Detokenize(  # noqa: N802 - the contract's name
+        self, request: gateway_pb2.DetokenizeRequest, context: _Context
+    ) -> gateway_pb2.DetokenizeResponse:
+        """Return the text of token ids."""
+        with _retry_hint(context):
+            return gateway_pb2.DetokenizeResponse(text=await self._generation.detokenize(request.token_ids))
 
     async def GetModelInfo(  # noqa: N802 - the contract's name
         self, request: gateway_pb2.GetModelInfoRequest, context: _Context
@@ -79,6 +85,13 @@ class GatewayServicer(gateway_pb2_grpc.GatewayServicer):
         """Return the state of engine and gateway."""
         del request, context
         return gateway_status_to_pb(await self._generation.status())
+
+
+def _named(request: _Request, context: _Context) -> _Request:
+    """Return the request with the name that its metadata give it, where it has none itself."""
+    if request.request_id:
+        return request
+    return dataclasses.replace(request, request_id=request_id_of(context) or "")
 
 
 async def _responses(

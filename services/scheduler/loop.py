@@ -236,8 +236,10 @@ class EngineLoop:
         for event in events:
             outbox, handle = event.key
             assert isinstance(outbox, Outbox)
+            if event.prompt_logprobs is not None:
+                outbox.prompt_scored(Handle(handle), event.prompt_logprobs)
             if event.token_id is not None:
-                outbox.token(Handle(handle), event.token_id)
+                outbox.token(Handle(handle), event.token_id, event.logprobs)
             if event.finished is not None:
                 outbox.ended(_ended(event))
 

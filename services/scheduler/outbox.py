@@ -13,7 +13,7 @@ from shared.messages import SessionEvents
 
 if TYPE_CHECKING:
     from shared.ids import Handle
-    from shared.messages import Ended, EngineInfo
+    from shared.messages import Ended, EngineInfo, PromptLogprobs, TokenLogprobs
 
 __all__ = ["Outbox"]
 
@@ -31,13 +31,22 @@ class Outbox:
         self._handles: list[Handle] = []
         self._token_ids: list[int] = []
         self._ended: list[Ended] = []
+        self._token_logprobs: dict[int, TokenLogprobs] = {}
+        self._prompt_logprobs: list[tuple[Handle, PromptLogprobs]] = []
         self._engine_ready: EngineInfo | None = None
         self._engine_lost = False
 
-    def token(self, handle: Handle, token_id: int) -> None:
+    def token(self, handle: Handle, token_id: int, logprobs: TokenLogprobs | None = None) -> None:
         """A request has a token."""
+        if logprobs is not None:
+            self._token_logprobs[len(self._handles)] = logprobs
         self._handles.append(handle)
         self._token_ids.append(token_id)
+        self._some.set()
+
+    def prompt_scored(self, handle: Handle, piece: PromptLogprobs) -> None:
+        """A piece of a request's prompt has its log probabilities."""
+        self._prompt_logprobs.append((handle, piece))
         self._some.set()
 
     def ended(self, ended: Ended) -> None:
@@ -65,9 +74,19 @@ class Outbox:
     async def take(self) -> SessionEvents | None:
         """Wait for events and take all there are; None after the last."""
         await self._some.wait()
-        if not (self._handles or self._ended or self._engine_ready or self._engine_lost):
+        if not (
+            self._handles or self._ended or self._prompt_logprobs or self._engine_ready is not None or self._engine_lost
+        ):
             return None
-        events = SessionEvents(self._handles, self._token_ids, self._ended, self._engine_ready, self._engine_lost)
+        events = SessionEvents(
+            self._handles,
+            self._token_ids,
+            self._ended,
+            self._engine_ready,
+            self._engine_lost,
+            self._token_logprobs,
+            self._prompt_logprobs,
+        )
         self._clear()
         if not self._closed:
             self._some.clear()

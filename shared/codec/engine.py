@@ -18,7 +18,17 @@ __all__ = [
 def sampling_to_pb(params: SamplingParams) -> common_pb2.SamplingParams:
     """Translate."""
     return common_pb2.SamplingParams(
-        temperature=params.temperature, top_k=params.top_k, top_p=params.top_p, min_p=params.min_p, seed=params.seed
+        temperature=params.temperature,
+        top_k=params.top_k,
+        top_p=params.top_p,
+        min_p=params.min_p,
+        seed=params.seed,
+        repetition_penalty=params.repetition_penalty,
+        presence_penalty=params.presence_penalty,
+        frequency_penalty=params.frequency_penalty,
+        logit_bias=dict(params.logit_bias),
+        min_tokens=params.min_tokens,
+        num_logprobs=params.num_logprobs,
     )
 
 
@@ -30,6 +40,12 @@ def sampling_from_pb(message: common_pb2.SamplingParams) -> SamplingParams:
         top_p=message.top_p if message.HasField("top_p") else 1.0,
         min_p=message.min_p,
         seed=message.seed,
+        repetition_penalty=message.repetition_penalty if message.HasField("repetition_penalty") else 1.0,
+        presence_penalty=message.presence_penalty,
+        frequency_penalty=message.frequency_penalty,
+        logit_bias=tuple(sorted(message.logit_bias.items())),
+        min_tokens=message.min_tokens,
+        num_logprobs=message.num_logprobs if message.HasField("num_logprobs") else None,
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from shared.codec.columns import check_columns
 from shared.codec.engine import engine_info_from_pb, engine_info_to_pb, sampling_from_pb, sampling_to_pb
+from shared.codec.logprobs import indexed_from_pb, logprobs_to_pb, prompt_logprobs_from_pb
 from shared.errors import ProtocolError
 from shared.ids import Handle, RequestId
 from shared.messages import Cancel, Ended, FinishReason, Hello, SessionEvents, Submit, token_ids
@@ -35,6 +36,8 @@ def session_request_to_pb(message: Hello | Submit | Cancel) -> scheduler_pb2.Ses
                     max_tokens=message.max_tokens,
                     sampling=sampling_to_pb(message.sampling),
                     stop_token_ids=sorted(message.stop_token_ids),
+                    num_prompt_logprobs=message.num_prompt_logprobs,
+                    grammar=message.grammar,
                 )
             )
 
@@ -56,6 +59,8 @@ def session_request_from_pb(message: scheduler_pb2.SessionRequest) -> Hello | Su
             max_tokens=submit.max_tokens,
             sampling=sampling_from_pb(submit.sampling),
             stop_token_ids=frozenset(submit.stop_token_ids),
+            num_prompt_logprobs=submit.num_prompt_logprobs if submit.HasField("num_prompt_logprobs") else None,
+            grammar=submit.grammar,
         )
     raise ProtocolError("session request of an unknown kind: gateway and scheduler are of different versions")
 
@@ -81,6 +86,14 @@ def session_events_to_pb(events: SessionEvents) -> scheduler_pb2.SessionEvents:
         ],
         engine_ready=None if events.engine_ready is None else engine_info_to_pb(events.engine_ready),
         engine_lost=events.engine_lost,
+        logprob_indices=events.token_logprobs.keys(),
+        logprobs=logprobs_to_pb(events.token_logprobs.values()),
+        prompt_logprobs=[
+            scheduler_pb2.PromptLogprobs(
+                handle=handle, first_position=piece.first_position, logprobs=logprobs_to_pb(piece.tokens)
+            )
+            for handle, piece in events.prompt_logprobs
+        ],
     )
 
 
@@ -106,6 +119,11 @@ def session_events_from_pb(message: scheduler_pb2.SessionEvents) -> SessionEvent
         ],
         engine_ready=engine_info_from_pb(message.engine_ready) if message.HasField("engine_ready") else None,
         engine_lost=message.engine_lost,
+        token_logprobs=indexed_from_pb(message.logprob_indices, message.logprobs),
+        prompt_logprobs=[
+            (Handle(piece.handle), prompt_logprobs_from_pb(piece.first_position, piece.logprobs))
+            for piece in message.prompt_logprobs
+        ],
     )
 
 

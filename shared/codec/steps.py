@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from shared.codec.columns import check_columns
 from shared.codec.engine import sampling_from_pb, sampling_to_pb
+from shared.codec.logprobs import indexed_from_pb, logprobs_to_pb, prompt_logprobs_from_pb
 from shared.ids import BlockId, Epoch, RequestId, Row, StepId
 from shared.messages import NewSequence, StepPlan, StepResult, StepTiming, token_ids
 from shared.pb import worker_pb2
@@ -31,6 +32,9 @@ def step_plan_to_pb(plan: StepPlan) -> worker_pb2.StepPlan:
                 token_ids=sequence.token_ids,
                 num_prompt_tokens=sequence.num_prompt_tokens,
                 sampling=sampling_to_pb(sequence.sampling),
+                stop_token_ids=sorted(sequence.stop_token_ids),
+                num_prompt_logprobs=sequence.num_prompt_logprobs,
+                grammar=sequence.grammar,
             )
             for sequence in plan.new_sequences
         ],
@@ -84,6 +88,9 @@ def step_plan_from_pb(message: worker_pb2.StepPlan) -> StepPlan:
                 token_ids=token_ids(sequence.token_ids),
                 num_prompt_tokens=sequence.num_prompt_tokens,
                 sampling=sampling_from_pb(sequence.sampling),
+                stop_token_ids=frozenset(sequence.stop_token_ids),
+                num_prompt_logprobs=sequence.num_prompt_logprobs if sequence.HasField("num_prompt_logprobs") else None,
+                grammar=sequence.grammar,
             )
             for sequence in message.new_sequences
         ],
@@ -99,6 +106,14 @@ def step_result_to_pb(result: StepResult) -> worker_pb2.StepResult:
         token_ids=result.token_ids,
         invalid=result.invalid,
         compute_ns=result.compute_ns,
+        logprob_indices=result.logprobs.keys(),
+        logprobs=logprobs_to_pb(result.logprobs.values()),
+        prompt_logprobs=[
+            worker_pb2.StepPromptLogprobs(
+                index=index, first_position=piece.first_position, logprobs=logprobs_to_pb(piece.tokens)
+            )
+            for index, piece in result.prompt_logprobs.items()
+        ],
     )
 
 
@@ -110,6 +125,11 @@ def step_result_from_pb(message: worker_pb2.StepResult) -> StepResult:
         token_ids=list(message.token_ids),
         invalid=list(message.invalid),
         compute_ns=message.compute_ns,
+        logprobs=indexed_from_pb(message.logprob_indices, message.logprobs),
+        prompt_logprobs={
+            piece.index: prompt_logprobs_from_pb(piece.first_position, piece.logprobs)
+            for piece in message.prompt_logprobs
+        },
     )
 
 

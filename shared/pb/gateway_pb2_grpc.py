@@ -49,6 +49,11 @@ class GatewayStub:
                 request_serializer=shared_dot_pb_dot_gateway__pb2.TokenizeRequest.SerializeToString,
                 response_deserializer=shared_dot_pb_dot_gateway__pb2.TokenizeResponse.FromString,
                 _registered_method=True)
+        self.Detokenize = channel.unary_unary(
+                '/orca.v1.Gateway/Detokenize',
+                request_serializer=shared_dot_pb_dot_gateway__pb2.DetokenizeRequest.SerializeToString,
+                response_deserializer=shared_dot_pb_dot_gateway__pb2.DetokenizeResponse.FromString,
+                _registered_method=True)
         self.GetModelInfo = channel.unary_unary(
                 '/orca.v1.Gateway/GetModelInfo',
                 request_serializer=shared_dot_pb_dot_gateway__pb2.GetModelInfoRequest.SerializeToString,
@@ -85,6 +90,13 @@ class GatewayServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Detokenize(self, request, context):
+        """Turns token ids into text.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def GetModelInfo(self, request, context):
         """Tells what model is served and its limits.
         """
@@ -116,6 +128,11 @@ def add_GatewayServicer_to_server(servicer, server):
                     servicer.Tokenize,
                     request_deserializer=shared_dot_pb_dot_gateway__pb2.TokenizeRequest.FromString,
                     response_serializer=shared_dot_pb_dot_gateway__pb2.TokenizeResponse.SerializeToString,
+            ),
+            'Detokenize': grpc.unary_unary_rpc_method_handler(
+                    servicer.Detokenize,
+                    request_deserializer=shared_dot_pb_dot_gateway__pb2.DetokenizeRequest.FromString,
+                    response_serializer=shared_dot_pb_dot_gateway__pb2.DetokenizeResponse.SerializeToString,
             ),
             'GetModelInfo': grpc.unary_unary_rpc_method_handler(
                     servicer.GetModelInfo,
@@ -209,6 +226,33 @@ class Gateway:
             '/orca.v1.Gateway/Tokenize',
             shared_dot_pb_dot_gateway__pb2.TokenizeRequest.SerializeToString,
             shared_dot_pb_dot_gateway__pb2.TokenizeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Detokenize(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/orca.v1.Gateway/Detokenize',
+            shared_dot_pb_dot_gateway__pb2.DetokenizeRequest.SerializeToString,
+            shared_dot_pb_dot_gateway__pb2.DetokenizeResponse.FromString,
             options,
             channel_credentials,
             insecure,

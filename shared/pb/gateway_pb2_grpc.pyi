@@ -37,6 +37,8 @@ class GatewayStub:
     """Answers a conversation through the model's own chat template."""
     Tokenize: _grpc.UnaryUnaryMultiCallable[_gateway_pb2.TokenizeRequest, _gateway_pb2.TokenizeResponse]
     """Turns text into token ids."""
+    Detokenize: _grpc.UnaryUnaryMultiCallable[_gateway_pb2.DetokenizeRequest, _gateway_pb2.DetokenizeResponse]
+    """Turns token ids into text."""
     GetModelInfo: _grpc.UnaryUnaryMultiCallable[_gateway_pb2.GetModelInfoRequest, _gateway_pb2.GetModelInfoResponse]
     """Tells what model is served and its limits."""
     GetStatus: _grpc.UnaryUnaryMultiCallable[_gateway_pb2.GetStatusRequest, _gateway_pb2.GetStatusResponse]
@@ -51,6 +53,8 @@ class GatewayAsyncStub(GatewayStub):
     """Answers a conversation through the model's own chat template."""
     Tokenize: _aio.UnaryUnaryMultiCallable[_gateway_pb2.TokenizeRequest, _gateway_pb2.TokenizeResponse]  # type: ignore[assignment]
     """Turns text into token ids."""
+    Detokenize: _aio.UnaryUnaryMultiCallable[_gateway_pb2.DetokenizeRequest, _gateway_pb2.DetokenizeResponse]  # type: ignore[assignment]
+    """Turns token ids into text."""
     GetModelInfo: _aio.UnaryUnaryMultiCallable[_gateway_pb2.GetModelInfoRequest, _gateway_pb2.GetModelInfoResponse]  # type: ignore[assignment]
     """Tells what model is served and its limits."""
     GetStatus: _aio.UnaryUnaryMultiCallable[_gateway_pb2.GetStatusRequest, _gateway_pb2.GetStatusResponse]  # type: ignore[assignment]
@@ -80,6 +84,14 @@ class GatewayServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_gateway_pb2.TokenizeResponse, _abc.Awaitable[_gateway_pb2.TokenizeResponse]]:
         """Turns text into token ids."""
+
+    @_abc_1.abstractmethod
+    def Detokenize(
+        self,
+        request: _gateway_pb2.DetokenizeRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_gateway_pb2.DetokenizeResponse, _abc.Awaitable[_gateway_pb2.DetokenizeResponse]]:
+        """Turns token ids into text."""
 
     @_abc_1.abstractmethod
     def GetModelInfo(

@@ -84,11 +84,19 @@ class Submit(_message.Message):
     MAX_TOKENS_FIELD_NUMBER: _builtins.int
     SAMPLING_FIELD_NUMBER: _builtins.int
     STOP_TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    NUM_PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
+    GRAMMAR_FIELD_NUMBER: _builtins.int
     handle: _builtins.int
     """Chosen by the gateway, unique within the session."""
     request_id: _builtins.str
     """Name for logs and traces."""
     max_tokens: _builtins.int
+    num_prompt_logprobs: _builtins.int
+    """Return the log probability of each prompt token, the first excepted, and of so many of the most likely ones.
+    With it max_tokens may be 0: nothing is generated.
+    """
+    grammar: _builtins.str
+    """What the output must match, in the form of the guidance library (checked by the gateway); empty: anything."""
     @_builtins.property
     def prompt_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
@@ -111,12 +119,16 @@ class Submit(_message.Message):
         max_tokens: _builtins.int = ...,
         sampling: _common_pb2.SamplingParams | None = ...,
         stop_token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        num_prompt_logprobs: _builtins.int | None = ...,
+        grammar: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["sampling", b"sampling"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_num_prompt_logprobs", b"_num_prompt_logprobs", "num_prompt_logprobs", b"num_prompt_logprobs", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["handle", b"handle", "max_tokens", b"max_tokens", "output_token_ids", b"output_token_ids", "prompt_token_ids", b"prompt_token_ids", "request_id", b"request_id", "sampling", b"sampling", "stop_token_ids", b"stop_token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_num_prompt_logprobs", b"_num_prompt_logprobs", "grammar", b"grammar", "handle", b"handle", "max_tokens", b"max_tokens", "num_prompt_logprobs", b"num_prompt_logprobs", "output_token_ids", b"output_token_ids", "prompt_token_ids", b"prompt_token_ids", "request_id", b"request_id", "sampling", b"sampling", "stop_token_ids", b"stop_token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__num_prompt_logprobs: _TypeAlias = _typing.Literal["num_prompt_logprobs"]  # noqa: Y015
+    _WhichOneofArgType__num_prompt_logprobs: _TypeAlias = _typing.Literal["_num_prompt_logprobs", b"_num_prompt_logprobs"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__num_prompt_logprobs) -> _WhichOneofReturnType__num_prompt_logprobs | None: ...
 
 Global___Submit: _TypeAlias = Submit  # noqa: Y015
 
@@ -150,6 +162,9 @@ class SessionEvents(_message.Message):
     ENDED_FIELD_NUMBER: _builtins.int
     ENGINE_READY_FIELD_NUMBER: _builtins.int
     ENGINE_LOST_FIELD_NUMBER: _builtins.int
+    LOGPROB_INDICES_FIELD_NUMBER: _builtins.int
+    LOGPROBS_FIELD_NUMBER: _builtins.int
+    PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
     engine_lost: _builtins.bool
     """True when the engine stops being ready; requests are kept and go on when it is back."""
     @_builtins.property
@@ -168,6 +183,16 @@ class SessionEvents(_message.Message):
     def engine_ready(self) -> _common_pb2.EngineInfo:
         """Set when the engine becomes ready or its shape changes."""
 
+    @_builtins.property
+    def logprob_indices(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Which tokens of the columns above have log probabilities, rising ..."""
+
+    @_builtins.property
+    def logprobs(self) -> _common_pb2.LogprobColumns:
+        """... and these."""
+
+    @_builtins.property
+    def prompt_logprobs(self) -> _containers.RepeatedCompositeFieldContainer[Global___PromptLogprobs]: ...
     def __init__(
         self,
         *,
@@ -176,14 +201,46 @@ class SessionEvents(_message.Message):
         ended: _abc.Iterable[Global___Ended] | None = ...,
         engine_ready: _common_pb2.EngineInfo | None = ...,
         engine_lost: _builtins.bool = ...,
+        logprob_indices: _abc.Iterable[_builtins.int] | None = ...,
+        logprobs: _common_pb2.LogprobColumns | None = ...,
+        prompt_logprobs: _abc.Iterable[Global___PromptLogprobs] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["engine_ready", b"engine_ready"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["engine_ready", b"engine_ready", "logprobs", b"logprobs"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ended", b"ended", "engine_lost", b"engine_lost", "engine_ready", b"engine_ready", "token_handles", b"token_handles", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ended", b"ended", "engine_lost", b"engine_lost", "engine_ready", b"engine_ready", "logprob_indices", b"logprob_indices", "logprobs", b"logprobs", "prompt_logprobs", b"prompt_logprobs", "token_handles", b"token_handles", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___SessionEvents: _TypeAlias = SessionEvents  # noqa: Y015
+
+@_typing.final
+class PromptLogprobs(_message.Message):
+    """Log probabilities of a piece of a prompt."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HANDLE_FIELD_NUMBER: _builtins.int
+    FIRST_POSITION_FIELD_NUMBER: _builtins.int
+    LOGPROBS_FIELD_NUMBER: _builtins.int
+    handle: _builtins.int
+    first_position: _builtins.int
+    """Place in the prompt of the first token below; a place may come again after a recovery."""
+    @_builtins.property
+    def logprobs(self) -> _common_pb2.LogprobColumns: ...
+    def __init__(
+        self,
+        *,
+        handle: _builtins.int = ...,
+        first_position: _builtins.int = ...,
+        logprobs: _common_pb2.LogprobColumns | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["logprobs", b"logprobs"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["first_position", b"first_position", "handle", b"handle", "logprobs", b"logprobs"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PromptLogprobs: _TypeAlias = PromptLogprobs  # noqa: Y015
 
 @_typing.final
 class Ended(_message.Message):

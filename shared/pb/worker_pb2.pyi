@@ -251,17 +251,28 @@ class NewSequence(_message.Message):
     TOKEN_IDS_FIELD_NUMBER: _builtins.int
     NUM_PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
     SAMPLING_FIELD_NUMBER: _builtins.int
+    STOP_TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    NUM_PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
+    GRAMMAR_FIELD_NUMBER: _builtins.int
     row: _builtins.int
     """Row of the workers' sequence tables. Free for reuse once released."""
     request_id: _builtins.str
     """Name for logs and traces."""
     num_prompt_tokens: _builtins.int
+    num_prompt_logprobs: _builtins.int
+    """See Submit."""
+    grammar: _builtins.str
+    """See Submit."""
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Prompt, and output so far when it was recomputed."""
 
     @_builtins.property
     def sampling(self) -> _common_pb2.SamplingParams: ...
+    @_builtins.property
+    def stop_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """All ids that end the output."""
+
     def __init__(
         self,
         *,
@@ -270,12 +281,17 @@ class NewSequence(_message.Message):
         token_ids: _abc.Iterable[_builtins.int] | None = ...,
         num_prompt_tokens: _builtins.int = ...,
         sampling: _common_pb2.SamplingParams | None = ...,
+        stop_token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        num_prompt_logprobs: _builtins.int | None = ...,
+        grammar: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["sampling", b"sampling"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_num_prompt_logprobs", b"_num_prompt_logprobs", "num_prompt_logprobs", b"num_prompt_logprobs", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["num_prompt_tokens", b"num_prompt_tokens", "request_id", b"request_id", "row", b"row", "sampling", b"sampling", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_num_prompt_logprobs", b"_num_prompt_logprobs", "grammar", b"grammar", "num_prompt_logprobs", b"num_prompt_logprobs", "num_prompt_tokens", b"num_prompt_tokens", "request_id", b"request_id", "row", b"row", "sampling", b"sampling", "stop_token_ids", b"stop_token_ids", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__num_prompt_logprobs: _TypeAlias = _typing.Literal["num_prompt_logprobs"]  # noqa: Y015
+    _WhichOneofArgType__num_prompt_logprobs: _TypeAlias = _typing.Literal["_num_prompt_logprobs", b"_num_prompt_logprobs"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__num_prompt_logprobs) -> _WhichOneofReturnType__num_prompt_logprobs | None: ...
 
 Global___NewSequence: _TypeAlias = NewSequence  # noqa: Y015
 
@@ -413,6 +429,9 @@ class StepResult(_message.Message):
     TOKEN_IDS_FIELD_NUMBER: _builtins.int
     INVALID_FIELD_NUMBER: _builtins.int
     COMPUTE_NS_FIELD_NUMBER: _builtins.int
+    LOGPROB_INDICES_FIELD_NUMBER: _builtins.int
+    LOGPROBS_FIELD_NUMBER: _builtins.int
+    PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
     step_id: _builtins.int
     compute_ns: _builtins.int
@@ -423,8 +442,18 @@ class StepResult(_message.Message):
 
     @_builtins.property
     def invalid(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Indices into token_ids whose logits were not finite: those requests fail, the others do not."""
+        """Indices into token_ids whose logits were not finite, or whose grammar failed: those requests fail, the others do not."""
 
+    @_builtins.property
+    def logprob_indices(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Which of token_ids have log probabilities, rising ..."""
+
+    @_builtins.property
+    def logprobs(self) -> _common_pb2.LogprobColumns:
+        """... and these."""
+
+    @_builtins.property
+    def prompt_logprobs(self) -> _containers.RepeatedCompositeFieldContainer[Global___StepPromptLogprobs]: ...
     def __init__(
         self,
         *,
@@ -433,14 +462,47 @@ class StepResult(_message.Message):
         token_ids: _abc.Iterable[_builtins.int] | None = ...,
         invalid: _abc.Iterable[_builtins.int] | None = ...,
         compute_ns: _builtins.int = ...,
+        logprob_indices: _abc.Iterable[_builtins.int] | None = ...,
+        logprobs: _common_pb2.LogprobColumns | None = ...,
+        prompt_logprobs: _abc.Iterable[Global___StepPromptLogprobs] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["logprobs", b"logprobs"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["compute_ns", b"compute_ns", "epoch", b"epoch", "invalid", b"invalid", "step_id", b"step_id", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["compute_ns", b"compute_ns", "epoch", b"epoch", "invalid", b"invalid", "logprob_indices", b"logprob_indices", "logprobs", b"logprobs", "prompt_logprobs", b"prompt_logprobs", "step_id", b"step_id", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___StepResult: _TypeAlias = StepResult  # noqa: Y015
+
+@_typing.final
+class StepPromptLogprobs(_message.Message):
+    """Log probabilities of the prompt tokens that an iteration predicted for one sequence."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    INDEX_FIELD_NUMBER: _builtins.int
+    FIRST_POSITION_FIELD_NUMBER: _builtins.int
+    LOGPROBS_FIELD_NUMBER: _builtins.int
+    index: _builtins.int
+    """Place of the sequence in the plan's columns."""
+    first_position: _builtins.int
+    """Place in the prompt of the first token below."""
+    @_builtins.property
+    def logprobs(self) -> _common_pb2.LogprobColumns: ...
+    def __init__(
+        self,
+        *,
+        index: _builtins.int = ...,
+        first_position: _builtins.int = ...,
+        logprobs: _common_pb2.LogprobColumns | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["logprobs", b"logprobs"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["first_position", b"first_position", "index", b"index", "logprobs", b"logprobs"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StepPromptLogprobs: _TypeAlias = StepPromptLogprobs  # noqa: Y015
 
 @_typing.final
 class GetTimelineRequest(_message.Message):

@@ -1,1 +1,1 @@
-"""Text in and out of the gateway: tokenizers, incremental detokenizing and chat templates. No torch, no network."""
+"""Text in and out of the gateway: incremental detokenizing, stop strings and chat templates. No torch, no network."""

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from services.gateway.text.tokenizer import Tokenizer
+    from shared.text.tokenizer import Tokenizer
 
 __all__ = ["Detokenizer"]
 

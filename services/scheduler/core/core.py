@@ -30,6 +30,7 @@ from shared.sampling import sampling_fault
 if TYPE_CHECKING:
     from shared.config import SchedulingConfig
     from shared.ids import Epoch
+    from shared.messages import PromptLogprobs, TokenLogprobs
 
 __all__ = ["MAX_LOSSES", "Capacity", "SchedulerCore", "SchedulerStats", "TokenEvent"]
 
@@ -55,7 +56,7 @@ class Capacity:
 
 
 class TokenEvent(NamedTuple):
-    """What happened to one request: a token, its end, or both at once."""
+    """What happened to one request: a token, its end, both at once, or a piece of its prompt was scored."""
 
     key: RequestKey
     token_id: int | None
@@ -63,6 +64,10 @@ class TokenEvent(NamedTuple):
     sequence: Sequence | None = None
     """With ``finished``: the sequence as it ended, for timings."""
     error: str = ""
+    logprobs: TokenLogprobs | None = None
+    """Of the token, where the request asked."""
+    prompt_logprobs: PromptLogprobs | None = None
+    """Of a piece of the prompt."""
 
 
 class SchedulerStats(NamedTuple):
@@ -182,7 +187,8 @@ class SchedulerCore:
         num_prompt, num_output = len(request.prompt_token_ids), len(request.output_token_ids)
         if num_prompt == 0:
             raise InvalidRequestError("the prompt has no tokens; give at least one")
-        if not num_output < request.max_tokens:
+        only_scores = request.max_tokens == 0 and request.num_prompt_logprobs is not None
+        if not (num_output < request.max_tokens or only_scores):
             raise InvalidRequestError(
                 f"max_tokens is {request.max_tokens}; it must be at least 1 more than the output so far"
             )
@@ -206,6 +212,8 @@ class SchedulerCore:
             max_tokens=request.max_tokens,
             sampling=request.sampling,
             stop_token_ids=request.stop_token_ids,
+            num_prompt_logprobs=request.num_prompt_logprobs,
+            grammar=request.grammar,
             arrived_ns=now_ns,
         )
         self._next_arrival += 1
@@ -282,24 +290,31 @@ class SchedulerCore:
             raise ProtocolError(f"step {result.step_id}: {len(result.token_ids)} tokens for {num_tokens} sequences")
         events: list[TokenEvent] = []
         index = -1
-        for sequence, incarnation, samples in zip(step.sequences, step.incarnations, step.samples, strict=True):
+        members = zip(step.sequences, step.incarnations, step.samples, strict=True)
+        for place, (sequence, incarnation, samples) in enumerate(members):
             index += samples
             if sequence.incarnation != incarnation:
                 continue  # ended, cancelled or preempted meanwhile
             sequence.num_in_flight -= 1
             sequence.num_pending_tokens -= samples
+            if scored := result.prompt_logprobs.get(place):
+                events.append(TokenEvent(sequence.key, None, prompt_logprobs=scored))
             if sequence.status is Status.FINISHED:
                 continue  # kept by the batching, but it has all its tokens
             if not samples:
                 self._settle(sequence)
             elif index in result.invalid:
-                message = "the model's logits are not finite numbers for this request"
+                message = "the model's logits are not finite numbers for this request, or none matches its grammar"
                 events.append(self._end(sequence, FinishReason.ERROR, error=message))
             else:
-                events.append(self._append(sequence, result.token_ids[index], now_ns))
+                event = self._append(sequence, result.token_ids[index], now_ns)
+                logprobs = result.logprobs.get(index)
+                events.append(event if logprobs is None else event._replace(logprobs=logprobs))
         return events + self._leave_released()
 
     def _append(self, sequence: Sequence, token_id: int, now_ns: int) -> TokenEvent:
+        if sequence.max_tokens == 0:  # asked for the prompt's logprobs only
+            return self._end(sequence, FinishReason.LENGTH)
         sequence.token_ids.append(token_id)
         sequence.num_losses = 0
         sequence.last_token_ns = now_ns

@@ -80,8 +80,11 @@ class _Blocks(ABC):
         return True
 
     def _cached_prefix(self, sequence: Sequence) -> Prefix:
-        """What of the sequence is known. The last token is always computed: a logit comes of it."""
-        if not self._prefix_cache:
+        """What of the sequence is known. The last token is always computed: a logit comes of it.
+
+        Where the prompt is scored, logits come of all its tokens.
+        """
+        if not self._prefix_cache or sequence.num_prompt_logprobs is not None:
             return Prefix(EMPTY_PREFIX, [])
         return self._pool.match(sequence.token_ids, (len(sequence.token_ids) - 1) // self._pool.block_size)
 

@@ -99,6 +99,9 @@ class PlanBuilder:
                 token_ids=sequence.token_ids[:],
                 num_prompt_tokens=sequence.num_prompt_tokens,
                 sampling=sequence.sampling,
+                stop_token_ids=sequence.stop_token_ids,
+                num_prompt_logprobs=sequence.num_prompt_logprobs,
+                grammar=sequence.grammar,
             )
         )
 

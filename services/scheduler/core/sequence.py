@@ -65,6 +65,9 @@ class Sequence:
     sampling: SamplingParams
     stop_token_ids: frozenset[int]
     arrived_ns: int
+    num_prompt_logprobs: int | None = None
+    """Its prompt is scored, hence computed in full."""
+    grammar: str = ""
     status: Status = Status.WAITING
     row: Row | None = None
     """Row of the workers' tables; None while the workers do not know the sequence."""

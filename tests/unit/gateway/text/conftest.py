@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from services.gateway.text.tokenizer import load_tokenizer
+from shared.text.tokenizer import load_tokenizer
 from shared.model import store
 from shared.model.source import GgufFile
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from services.gateway.text.tokenizer import Tokenizer
+    from shared.text.tokenizer import Tokenizer
 
 
 @pytest.fixture(scope="session")

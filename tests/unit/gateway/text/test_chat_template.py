@@ -5,12 +5,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from services.gateway.text.byte_tokenizer import ByteTokenizer
+from shared.text.byte_tokenizer import ByteTokenizer
 from services.gateway.text.chat_template import ChatTemplate
 from shared.errors import InvalidRequestError, ModelError
 
 if TYPE_CHECKING:
-    from services.gateway.text.tokenizer import Tokenizer
+    from shared.text.tokenizer import Tokenizer
 
 CHATML = """{%- for message in messages %}
     {%- if message.role == "system" and not loop.first %}{% continue %}{% endif %}

@@ -6,11 +6,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from services.gateway.text.byte_tokenizer import ByteTokenizer
+from shared.text.byte_tokenizer import ByteTokenizer
 from services.gateway.text.detokenizer import Detokenizer
 
 if TYPE_CHECKING:
-    from services.gateway.text.tokenizer import Tokenizer
+    from shared.text.tokenizer import Tokenizer
 
 BYTES = ByteTokenizer(260)
 UNHURRIED = settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -12,15 +12,15 @@ from hypothesis import strategies as st
 from tokenizers import SentencePieceBPETokenizer, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from services.gateway.text.detokenizer import Detokenizer
-from services.gateway.text.spelling import BYTE_LEVEL_CHARACTERS, byte_level_bytes
-from services.gateway.text.tokenizer import load_tokenizer
+from shared.text.spelling import BYTE_LEVEL_CHARACTERS, byte_level_bytes
+from shared.text.tokenizer import load_tokenizer
 from shared.errors import ModelError
 from shared.model.source import GgufFile
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from services.gateway.text.tokenizer import Tokenizer as OurTokenizer
+    from shared.text.tokenizer import Tokenizer as OurTokenizer
 
 CORPUS = ["the quick brown fox jumps over the lazy dog", "der schnelle braune Fuchs", "1 22 333 4444", "été, señor"] * 3
 TEXTS = [

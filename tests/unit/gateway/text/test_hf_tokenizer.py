@@ -9,14 +9,14 @@ import pytest
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-from services.gateway.text.tokenizer import load_tokenizer
+from shared.text.tokenizer import load_tokenizer
 from shared.errors import ModelError
 from shared.model.source import HfFolder, RandomModel, SyntheticModel
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from services.gateway.text.tokenizer import Tokenizer
+    from shared.text.tokenizer import Tokenizer
 
 TEXTS = ["", "the fox", " the  fox ", "1 22\n\n333 4", "été 🙂", "<|end|>the <|pad|>", "<|begin|>x", "你好\x00\x7f"]
 CORPUS = ["the quick brown fox jumps over the lazy dog", "1 22 333 4444", "été, señor"] * 3

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from services.gateway.text.tokenizer import load_tokenizer
+from shared.text.tokenizer import load_tokenizer
 from shared.errors import InvalidRequestError
 from shared.model.source import GgufFile
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from services.gateway.text.tokenizer import Tokenizer
+    from shared.text.tokenizer import Tokenizer
 
 CODE = [
     "def f(x):\n    return x ** 2\n",
@@ -165,8 +165,8 @@ def test_a_lone_surrogate_is_refused(smollm2: Tokenizer, text: str) -> None:
 
 
 def test_text_handling_imports_neither_torch_nor_transformers() -> None:
-    modules = "tokenizer", "detokenizer", "chat_template"
-    program = "import sys\n" + "".join(f"import services.gateway.text.{name}\n" for name in modules)
+    modules = "shared.text.tokenizer", "services.gateway.text.detokenizer", "services.gateway.text.chat_template"
+    program = "import sys\n" + "".join(f"import {name}\n" for name in modules)
     program += (
         "import shared.model.store\nprint(sorted({'torch', 'transformers', 'huggingface_hub'} & set(sys.modules)))"
     )

@@ -30,7 +30,7 @@ class SpecialTokens:
 
 
 class SubwordTokenizer:
-    """Implements `services.gateway.text.tokenizer.Tokenizer`.
+    """Implements `shared.text.tokenizer.Tokenizer`.
 
     Decoding does not go through the library: text is the tokens' bytes joined, which is what its byte-level decoder
     does and what can be streamed. For SentencePiece vocabularies the two differ in text that is not valid UTF-8 only
@@ -45,7 +45,7 @@ class SubwordTokenizer:
         spelling: Callable[[str], bytes],
         strips_leading_space: bool,
     ) -> None:
-        """``spelling`` gives the bytes of a token as the vocabulary writes it (`services.gateway.text.spelling`)."""
+        """``spelling`` gives the bytes of a token as the vocabulary writes it (`shared.text.spelling`)."""
         self.bos_token = special.bos_token
         self.eos_token = special.eos_token
         self.eos_token_ids = special.eos_token_ids

@@ -7,16 +7,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
-from services.gateway.text.byte_tokenizer import ByteTokenizer
-from services.gateway.text.gguf_vocabulary import load_gguf_tokenizer
-from services.gateway.text.hf_folder import load_hf_tokenizer
 from shared.model.shapes import named_shape
 from shared.model.source import GgufFile, HfFolder, ModelSource, RandomModel, SyntheticModel
+from shared.text.byte_tokenizer import ByteTokenizer
+from shared.text.gguf_vocabulary import load_gguf_tokenizer
+from shared.text.hf_folder import load_hf_tokenizer
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from services.gateway.text.gguf_vocabulary import TextRules
+    from shared.text.gguf_vocabulary import TextRules
 
 __all__ = ["Tokenizer", "load_tokenizer"]
 

@@ -27,7 +27,7 @@ _CHAT_TEMPLATE = (
 
 
 class ByteTokenizer:
-    """Implements `services.gateway.text.tokenizer.Tokenizer` for any vocabulary of at least 258 ids."""
+    """Implements `shared.text.tokenizer.Tokenizer` for any vocabulary of at least 258 ids."""
 
     bos_token = "<|bos|>"  # noqa: S105 - a token of text
     eos_token = "<|eos|>"  # noqa: S105 - a token of text

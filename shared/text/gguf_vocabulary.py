@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Literal, TypeVar
 import tokenizers
 from tokenizers import AddedToken, Regex, models, pre_tokenizers, processors
 
-from services.gateway.text.spelling import byte_fallback_bytes, byte_level_bytes
-from services.gateway.text.subword import SpecialTokens, SubwordTokenizer
 from shared.errors import ModelError
 from shared.model.gguf_metadata import read_gguf_header
+from shared.text.spelling import byte_fallback_bytes, byte_level_bytes
+from shared.text.subword import SpecialTokens, SubwordTokenizer
 
 if TYPE_CHECKING:
     from collections.abc import Callable

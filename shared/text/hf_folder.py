@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 import tokenizers
 from tokenizers import AddedToken
 
-from services.gateway.text.spelling import byte_fallback_bytes, byte_level_bytes
-from services.gateway.text.subword import SpecialTokens, SubwordTokenizer
 from shared.errors import ModelError
+from shared.text.spelling import byte_fallback_bytes, byte_level_bytes
+from shared.text.subword import SpecialTokens, SubwordTokenizer
 
 if TYPE_CHECKING:
     from pathlib import Path
