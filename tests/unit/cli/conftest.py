@@ -10,6 +10,7 @@ import pytest
 
 from services.cli.main import main
 from shared.client import ChatMessage, Delta, Finish, GatewayStatus, GenerateOptions, ModelInfo
+from shared.generation import Usage
 from shared.messages import EngineInfo, EngineStatus, FinishReason, WorkerStatus
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ STATUS = EngineStatus(
 ANSWER = (
     Delta("Once ", (5, 6), request_id="r1"),
     Delta("más", (7,)),
-    Delta("", (2,), Finish(FinishReason.STOP, 3, 4, 0.5, 1.5, 2.5)),
+    Delta("", (2,), Finish(FinishReason.STOP, 4, 0.5, 1.5, 2.5, stop=2), usage=Usage(3, 4, 1)),
 )
 
 

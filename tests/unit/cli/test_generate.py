@@ -46,7 +46,16 @@ def test_all_options_arrive(orca: Callable[..., Outcome], gateway: FakeGateway) 
     )
     stops = ("--ignore-eos", "--stop-token-id", "3", "--stop-token-id", "0")
     orca("generate", "x", *sampling, *stops, "--address", "h:1")
-    assert gateway.asked[0][1] == GenerateOptions(9, 0.0, 4, 0.5, 0.1, 18446744073709551615, (3, 0), ignore_eos=True)
+    assert gateway.asked[0][1] == GenerateOptions(
+        max_tokens=9,
+        temperature=0.0,
+        top_k=4,
+        top_p=0.5,
+        min_p=0.1,
+        seed=18446744073709551615,
+        stop_token_ids=(3, 0),
+        ignore_eos=True,
+    )
     assert gateway.addresses == ["h:1"]
 
 
@@ -59,7 +68,7 @@ def test_json_is_one_object_a_line(orca: Callable[..., Outcome], gateway: FakeGa
             "text": "",
             "token_ids": [2],
             "finish_reason": "stop",
-            "usage": {"num_prompt_tokens": 3, "num_output_tokens": 4},
+            "usage": {"num_prompt_tokens": 3, "num_output_tokens": 4, "num_cached_tokens": 1},
             "timing": {"queue_ms": 0.5, "prefill_ms": 1.5, "decode_ms": 2.5},
         },
     ]
