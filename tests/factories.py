@@ -22,7 +22,13 @@ ORCA = SchedulingConfig(
 
 
 def make_submit(
-    handle: int = 0, *, prompt: int = 4, max_tokens: int = 4, stop: frozenset[int] = frozenset(), output: int = 0
+    handle: int = 0,
+    *,
+    prompt: int = 4,
+    max_tokens: int = 4,
+    stop: frozenset[int] = frozenset(),
+    output: int = 0,
+    num_prompt_logprobs: int | None = None,
 ) -> Submit:
     """A request of ``prompt`` tokens, with ``output`` tokens generated already."""
     return Submit(
@@ -33,6 +39,7 @@ def make_submit(
         sampling=SamplingParams(temperature=0.0),
         stop_token_ids=stop,
         output_token_ids=token_ids(range(1, output + 1)),
+        num_prompt_logprobs=num_prompt_logprobs,
     )
 
 

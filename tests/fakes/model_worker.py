@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from shared.messages import StepPlan, StepResult
+from shared.messages import PromptLogprobs, StepPlan, StepResult, TokenLogprobs
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -41,6 +41,8 @@ def reference(prompt: Sequence[int], max_tokens: int) -> list[int]:
 @dataclass
 class _Row:
     tokens: list[int]
+    num_scored: int = 0
+    """Prompt tokens, where the prompt is scored."""
     blocks: list[int] = field(default_factory=list)
 
 
@@ -63,10 +65,12 @@ class ModelWorker:
             del self.rows[released]
         for sequence in plan.new_sequences:
             assert sequence.row not in self.rows
-            self.rows[sequence.row] = _Row(list(sequence.token_ids))
+            num_scored = 0 if sequence.num_prompt_logprobs is None else sequence.num_prompt_tokens
+            self.rows[sequence.row] = _Row(list(sequence.token_ids), num_scored)
         assert len(set(plan.rows)) == len(plan.rows)
         appended, new_blocks = iter(plan.appended_token_ids), iter(plan.new_block_ids)
         sampled = []
+        scored = {}
         for entry, row_id in enumerate(plan.rows):
             row = self.rows[row_id]
             row.tokens += [next(appended) for _ in range(plan.num_appended_tokens[entry])]
@@ -78,13 +82,16 @@ class ModelWorker:
                 self.slots[self._slot(row, position)] = tuple(row.tokens[: position + 1])
             for position in range(end):
                 assert self.slots[self._slot(row, position)] == tuple(row.tokens[: position + 1])
+            # What the logits of these positions predict of the prompt.
+            if predicted := range(start + 1, min(end + 1, row.num_scored)):
+                scored[entry] = PromptLogprobs(predicted.start, tuple(TokenLogprobs(-float(p)) for p in predicted))
             if plan.samples[entry]:
                 sampled.append(next_token(row.tokens))
                 if self.appends:
                     row.tokens.append(sampled[-1])
         assert next(appended, None) is None
         assert next(new_blocks, None) is None
-        return StepResult(plan.epoch, plan.step_id, sampled)
+        return StepResult(plan.epoch, plan.step_id, sampled, prompt_logprobs=scored)
 
     def _slot(self, row: _Row, position: int) -> int:
         block = row.blocks[position // self.block_size]

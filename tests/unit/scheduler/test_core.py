@@ -10,7 +10,7 @@ import pytest
 from services.scheduler.core.core import MAX_LOSSES, Capacity, SchedulerCore, TokenEvent
 from shared.errors import InvalidRequestError, OverloadedError, ProtocolError, UnavailableError
 from shared.ids import Epoch
-from shared.messages import FinishReason, SamplingParams, StepResult
+from shared.messages import FinishReason, PromptLogprobs, SamplingParams, StepResult, TokenLogprobs
 from tests.factories import ORCA, SESSION, make_core, make_result, make_submit
 
 
@@ -54,6 +54,43 @@ def test_ends_at_max_tokens_and_at_a_stop_token() -> None:
     assert [event.token_id for event in events] == [50, 50]
     assert core.idle
     assert core.stats().num_used_slots == 0
+
+
+def test_a_prompt_that_is_only_scored_ends_without_a_token() -> None:
+    core = make_core()
+    core.add(SESSION, make_submit(max_tokens=0, num_prompt_logprobs=2), 0)
+    plan = core.schedule(0)
+    assert plan is not None
+    assert plan.new_sequences[0].num_prompt_logprobs == 2
+    scored = PromptLogprobs(1, tuple(TokenLogprobs(-0.5, ((7, -0.1),)) for _ in range(3)))
+    events = core.apply(replace(make_result(plan), prompt_logprobs={0: scored}), 0)
+    assert [event.prompt_logprobs for event in events] == [scored, None]
+    assert [event.token_id for event in events] == [None, None]
+    assert finished(events) == {0: FinishReason.LENGTH}
+    assert core.idle
+    with pytest.raises(InvalidRequestError, match="max_tokens"):
+        core.add(SESSION, make_submit(max_tokens=0), 0)
+
+
+def test_a_scored_prompt_is_computed_in_full_whatever_the_prefix_cache_knows() -> None:
+    core = make_core(scheduling=replace(ORCA, prefix_cache=True))
+    for handle, num_prompt_logprobs in enumerate((None, None, 0)):
+        core.add(SESSION, make_submit(handle, prompt=9, max_tokens=1, num_prompt_logprobs=num_prompt_logprobs), 0)
+        plan = core.schedule(0)
+        assert plan is not None
+        assert plan.num_computed_tokens == [8 if handle == 1 else 0]
+        core.apply(make_result(plan), 0)
+
+
+def test_log_probabilities_come_with_their_token() -> None:
+    core = make_core()
+    for handle in range(3):
+        core.add(SESSION, make_submit(handle), 0)
+    plan = core.schedule(0)
+    assert plan is not None
+    likely = TokenLogprobs(-0.25, ((7, -0.25),))
+    events = core.apply(replace(make_result(plan), logprobs={1: likely}), 0)
+    assert [event.logprobs for event in events] == [None, likely, None]
 
 
 def test_selection_stops_at_the_first_that_does_not_fit() -> None:

@@ -69,14 +69,15 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.next_handle = 0
         self.expected: dict[int, list[int]] = {}  # unfinished requests: what they must get
         self.got: dict[int, list[int]] = {}
+        self.unscored: dict[int, set[int]] = {}  # places of prompts whose log probabilities must come yet
         self._new_workers()
 
     def _new_workers(self) -> None:
         self.worker = ModelWorker(self.capacity.num_blocks, self.capacity.block_size, appends=self.run_ahead > 0)
         self.in_flight: list[StepResult] = []
 
-    @rule(prompt=PROMPTS, max_tokens=st.integers(1, 10))
-    def arrive(self, prompt: list[int], max_tokens: int) -> None:
+    @rule(prompt=PROMPTS, max_tokens=st.integers(0, 10), scored=st.booleans())
+    def arrive(self, prompt: list[int], max_tokens: int, *, scored: bool) -> None:
         handle = self.next_handle
         self.next_handle += 1
         submit = Submit(
@@ -86,11 +87,15 @@ class SchedulerMachine(RuleBasedStateMachine):
             max_tokens,
             SamplingParams(),
             frozenset({STOP}),
+            num_prompt_logprobs=0 if scored else None,
         )
-        if -(-(len(prompt) + max_tokens) // self.capacity.block_size) <= self.capacity.num_blocks:
+        if (max_tokens or scored) and -(
+            -(len(prompt) + max_tokens) // self.capacity.block_size
+        ) <= self.capacity.num_blocks:
             self.core.add(SESSION, submit, 0)
             self.expected[handle] = reference(prompt, max_tokens)
             self.got[handle] = []
+            self.unscored[handle] = set(range(1, len(prompt))) if scored else set()
         else:
             with pytest.raises(InvalidRequestError):
                 self.core.add(SESSION, submit, 0)
@@ -122,6 +127,10 @@ class SchedulerMachine(RuleBasedStateMachine):
             handle = event.key[1]
             assert handle in self.expected, "an event of a request that has ended"
             expected, got = self.expected[handle], self.got[handle]
+            if event.prompt_logprobs is not None:
+                for place, token in enumerate(event.prompt_logprobs.tokens, event.prompt_logprobs.first_position):
+                    assert token.logprob == -place
+                    self.unscored[handle].discard(place)
             if event.token_id is not None:
                 got.append(event.token_id)
             assert got == expected[: len(got)]
@@ -130,8 +139,9 @@ class SchedulerMachine(RuleBasedStateMachine):
                 assert event.sequence.num_losses == MAX_LOSSES
                 del self.expected[handle]
             elif event.finished is not None:
-                assert event.finished is (FinishReason.STOP if expected[-1] == STOP else FinishReason.LENGTH)
+                assert event.finished is (FinishReason.STOP if STOP in expected else FinishReason.LENGTH)
                 assert got == expected
+                assert not self.unscored[handle]
                 del self.expected[handle]
 
     @precondition(lambda self: self.expected)
