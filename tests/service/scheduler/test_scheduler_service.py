@@ -19,7 +19,7 @@ from shared.config import EngineConfig, ListenConfig, SchedulerConfig
 from shared.errors import ConfigError, ModelError
 from shared.ids import Handle, StepId
 from shared.lifecycle import Shutdown
-from shared.messages import Cancel, FinishReason, Hello, StepResult
+from shared.messages import Cancel, FinishReason, Hello, PromptLogprobs, StepResult, TokenLogprobs
 from shared.rpc import connect
 from shared.status import StatusCode
 from tests.factories import ORCA, make_submit
@@ -80,6 +80,22 @@ async def test_a_request_from_submit_to_end(start_scheduler: StartScheduler) -> 
         status = await scheduler.status()
         assert (status.num_finished, status.num_output_tokens, status.num_steps) == (1, 3, 3)
         assert status.num_used_slots == 0
+
+
+async def test_log_probabilities_reach_the_gateway_with_their_token(start_scheduler: StartScheduler) -> None:
+    async with start_scheduler() as scheduler, worker_of(scheduler) as worker, scheduler.session() as session:
+        await session.next()
+        await session.send(make_submit(5, prompt=3, max_tokens=1, num_prompt_logprobs=1))
+        plan = await worker.plans.get()
+        likely = TokenLogprobs(-0.5, ((4, -0.25), (11, -0.5)))
+        scored = PromptLogprobs(1, (likely, TokenLogprobs(-2.0)))
+        await worker.results.put(
+            StepResult(plan.epoch, plan.step_id, [11], logprobs={0: likely}, prompt_logprobs={0: scored})
+        )
+        events = await session.next()
+        assert events.prompt_logprobs == [(Handle(5), scored)]
+        assert (events.token_ids, events.token_logprobs) == ([11], {0: likely})
+        assert [ended.reason for ended in events.ended] == [FinishReason.LENGTH]
 
 
 async def test_later_arrivals_join_the_running_batch_and_early_finishers_leave_it(
