@@ -1,4 +1,4 @@
-"""How every service of the mesh speaks gRPC: options of both ends, error mapping, request ids, health, reflection.
+"""How every service of the mesh speaks gRPC: options of both ends, TLS, error mapping, request ids, health, reflection.
 
 Limits and keepalive stand here once, since a limit set on one end only does nothing, and a ping that the other end does
 not permit kills the stream ("too many pings").
@@ -16,11 +16,15 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from shared import errors
+from shared.authentication import AuthenticationInterceptor
 from shared.log import get_logger
 from shared.status import StatusCode
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
+
+    from shared.authentication import Authenticate
+    from shared.tls import TlsCredentials
 
 __all__ = [
     "MAX_MESSAGE_BYTES",
@@ -79,9 +83,16 @@ _SERVER_OPTIONS: list[tuple[str, Any]] = [
 ]
 
 
-def connect(address: str) -> aio.Channel:
-    """Open a channel to a service of the mesh; connecting itself happens with the first call."""
-    return aio.insecure_channel(address, options=_CHANNEL_OPTIONS)
+def connect(address: str, tls: TlsCredentials | None = None) -> aio.Channel:
+    """Open a channel to a service of the mesh, in the clear without ``tls``.
+
+    Connecting itself happens with the first call. With TLS, the server's certificate must be valid for the host of
+    ``address``.
+    """
+    if tls is None:
+        return aio.insecure_channel(address, options=_CHANNEL_OPTIONS)
+    credentials = grpc.ssl_channel_credentials(tls.authorities, tls.private_key, tls.certificate)
+    return aio.secure_channel(address, credentials, options=_CHANNEL_OPTIONS)
 
 
 def bound_address(host: str, port: int) -> str:
@@ -221,9 +232,23 @@ class RpcServer:
     service, not of the socket.
     """
 
-    def __init__(self, *, max_concurrent_rpcs: int | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        max_concurrent_rpcs: int | None = None,
+        tls: TlsCredentials | None = None,
+        authenticate: Authenticate | None = None,
+    ) -> None:
+        """With ``tls``, clients must show a certificate where its ``authorities`` are given.
+
+        ``authenticate`` is asked for every call but the health service's (`shared.authentication`).
+        """
+        gate = [] if authenticate is None else [AuthenticationInterceptor(authenticate)]
+        self._tls = tls
         self._server = aio.server(
-            interceptors=[_ErrorInterceptor()], options=_SERVER_OPTIONS, maximum_concurrent_rpcs=max_concurrent_rpcs
+            interceptors=[*gate, _ErrorInterceptor()],
+            options=_SERVER_OPTIONS,
+            maximum_concurrent_rpcs=max_concurrent_rpcs,
         )
         self._health = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
@@ -241,7 +266,7 @@ class RpcServer:
         await self.set_ready(ready=False)
         address = bound_address(host, port)
         try:
-            bound_port = self._server.add_insecure_port(address)
+            bound_port = self._bind(address)
         except RuntimeError as failure:
             raise errors.ConfigError(
                 f"cannot listen at {address}: the port is in use or the address is not this host's; "
@@ -250,6 +275,18 @@ class RpcServer:
         await self._server.start()
         self.port = bound_port
         return bound_port
+
+    def _bind(self, address: str) -> int:
+        if self._tls is None:
+            return self._server.add_insecure_port(address)
+        assert self._tls.private_key is not None
+        assert self._tls.certificate is not None
+        credentials = grpc.ssl_server_credentials(
+            [(self._tls.private_key, self._tls.certificate)],
+            root_certificates=self._tls.authorities,
+            require_client_auth=self._tls.authorities is not None,
+        )
+        return self._server.add_secure_port(address, credentials)
 
     async def set_ready(self, *, ready: bool) -> None:
         """Publish readiness to all who ask or watch."""

@@ -1,0 +1,67 @@
+"""Deny by default: a server that authenticates does so for every call, whatever its method.
+
+Reflection and methods that do not exist are no exception; what is open without a key is the list below. It does not
+know what a key is: the service says so by a function that gets the ``authorization`` metadata of a call.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import grpc
+from grpc import aio
+
+from shared.errors import UnauthenticatedError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    Authenticate: TypeAlias = Callable[[str | None], None]
+
+__all__ = ["AUTHORIZATION_KEY", "OPEN_METHODS", "AuthenticationInterceptor"]
+
+AUTHORIZATION_KEY = "authorization"
+"""Metadata key, that of the HTTP header."""
+
+OPEN_METHODS = frozenset({"/grpc.health.v1.Health/Check", "/grpc.health.v1.Health/Watch"})
+"""What probes need, and tells no more than whether the service is ready."""
+
+
+class AuthenticationInterceptor(aio.ServerInterceptor):
+    """Refuses calls before their message is read.
+
+    ``authenticate`` raises ``UnauthenticatedError``, or returns, and what it has put into context variables is there in
+    the call's handler.
+    """
+
+    def __init__(self, authenticate: Authenticate) -> None:
+        self._authenticate = authenticate
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Any],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> Any:
+        """Go on with the call, or answer it with UNAUTHENTICATED."""
+        if handler_call_details.method not in OPEN_METHODS:
+            try:
+                self._authenticate(_authorization(handler_call_details))
+            except UnauthenticatedError as refusal:
+                return _refusing(str(refusal))
+        return await continuation(handler_call_details)
+
+
+def _authorization(details: grpc.HandlerCallDetails) -> str | None:
+    for key, value in details.invocation_metadata or ():
+        if key == AUTHORIZATION_KEY:
+            return value if isinstance(value, str) else value.decode("latin-1")
+    return None
+
+
+def _refusing(message: str) -> Any:
+    async def refuse(requests: Any, context: aio.ServicerContext[Any, Any]) -> None:
+        del requests
+        await context.abort(grpc.StatusCode.UNAUTHENTICATED, message)
+
+    # Of a kind that is answered before anything is read, whatever kind the method is.
+    return grpc.stream_stream_rpc_method_handler(refuse)
