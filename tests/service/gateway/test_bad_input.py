@@ -21,7 +21,11 @@ NAN = float("nan")
 
 
 def generate(**fields: Any) -> gateway_pb2.GenerateRequest:
-    return gateway_pb2.GenerateRequest(**{"text": "a"} | fields)
+    return gateway_pb2.GenerateRequest(**{"prompts": [gateway_pb2.Prompt(text="a")]} | fields)
+
+
+def with_text(text: str) -> gateway_pb2.GenerateRequest:
+    return generate(prompts=[gateway_pb2.Prompt(text=text)])
 
 
 def with_options(**fields: Any) -> gateway_pb2.GenerateRequest:
@@ -33,13 +37,12 @@ def with_sampling(**fields: float) -> gateway_pb2.GenerateRequest:
 
 
 def with_ids(*ids: int, **options: Any) -> gateway_pb2.GenerateRequest:
-    return gateway_pb2.GenerateRequest(
-        token_ids=gateway_pb2.TokenIds(ids=ids), options=gateway_pb2.GenerationOptions(**options)
-    )
+    return generate(prompts=[gateway_pb2.Prompt(token_ids=gateway_pb2.TokenIds(ids=ids))], options=options)
 
 
 BAD = {
-    "no prompt": (gateway_pb2.GenerateRequest(), "prompt is missing; set text or token_ids"),
+    "no prompt": (gateway_pb2.GenerateRequest(), "prompts is empty; send at least one"),
+    "empty prompt": (generate(prompts=[gateway_pb2.Prompt()]), "prompts[0] is empty; set text or token_ids"),
     "no ids": (with_ids(), "the prompt has no tokens; send at least one"),
     "id over the vocabulary": (with_ids(1, 300), "prompt[1] is 300; the model knows token ids from 0 to 299 only"),
     "huge id": (with_ids(2**32 - 1), "prompt[0] is 4294967295; the model knows token ids from 0 to 299 only"),
@@ -82,8 +85,8 @@ BAD = {
     "long name": (generate(request_id="n" * 129), "request_id has 129 characters; at most 128 are allowed"),
     "name with a line feed": (generate(request_id="a\nb"), r"request_id 'a\nb' must be printable ASCII"),
     "name with an umlaut": (generate(request_id="ä"), r"request_id '\xe4' must be printable ASCII"),
-    "huge text": (generate(text="é" * 32769), "text has 65538 bytes; at most 65536 are allowed for a context of 64"),
-    "long text": (generate(text="x" * 100), "the prompt has 101 tokens; with a context of 64 tokens it may have 63"),
+    "huge text": (with_text("é" * 32769), "text has 65538 bytes; at most 65536 are allowed for a context of 64"),
+    "long text": (with_text("x" * 100), "the prompt has 101 tokens; with a context of 64 tokens it may have 63"),
 }
 
 
@@ -132,7 +135,7 @@ async def test_chat_refuses(gateway: RunningGateway, name: str) -> None:
         with_sampling(temperature=0, top_p=1, min_p=1),
         with_sampling(temperature=100, top_k=2**32 - 1, top_p=1e-6, seed=0),
         generate(request_id="~" * 128),
-        generate(text=""),  # this tokenizer begins every text with a token
+        with_text(""),  # this tokenizer begins every text with a token
     ],
 )
 async def test_values_at_the_limits_are_taken(gateway: RunningGateway, request_of: gateway_pb2.GenerateRequest) -> None:

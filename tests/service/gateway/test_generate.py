@@ -13,6 +13,7 @@ from grpc import aio
 
 from shared.client import ChatMessage, Delta, GenerateOptions
 from shared.errors import InvalidRequestError, ModelError, OrcaError, OverloadedError, UnavailableError
+from shared.generation import Usage
 from shared.ids import Handle
 from shared.messages import FinishReason
 from shared.pb import gateway_pb2, gateway_pb2_grpc
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from tests.service.gateway.conftest import RunningGateway, StartGateway
 
 BOS, EOS = 257, 256
+PROMPT = gateway_pb2.Prompt(text="a")
 
 
 async def collect(deltas: AsyncIterator[Delta]) -> list[Delta]:
@@ -58,7 +60,8 @@ async def test_a_prompt_is_submitted_and_its_tokens_stream_back(gateway: Running
     assert (last.text, last.token_ids) == ("", (EOS,))
     assert last.finish is not None
     assert last.finish.reason is FinishReason.STOP
-    assert (last.finish.num_prompt_tokens, last.finish.num_output_tokens) == (3, 4)
+    assert last.finish.num_output_tokens == 4
+    assert last.usage == Usage(num_prompt_tokens=3, num_output_tokens=4)
     assert last.finish.queue_ms >= 1.0, "the time in the gateway counts, too"
     assert (last.finish.prefill_ms, last.finish.decode_ms) == (2.0, 3e-6)
 
@@ -127,7 +130,7 @@ async def test_chat_goes_through_the_template_and_takes_the_rest_of_the_capacity
 async def test_the_metadata_names_a_request(gateway: RunningGateway) -> None:
     async with connect(gateway.address) as channel:
         call = gateway_pb2_grpc.GatewayStub(channel).Generate(
-            gateway_pb2.GenerateRequest(text="a"), metadata=[(REQUEST_ID_KEY, "from-metadata")]
+            gateway_pb2.GenerateRequest(prompts=[PROMPT]), metadata=[(REQUEST_ID_KEY, "from-metadata")]
         )
         message = await call.read()
         assert isinstance(message, gateway_pb2.GenerateResponse)
@@ -153,7 +156,7 @@ async def test_dropping_the_iterator_cancels_at_the_scheduler(gateway: RunningGa
 
 async def test_a_client_that_vanishes_cancels_at_the_scheduler(gateway: RunningGateway) -> None:
     channel = connect(gateway.address)
-    call = gateway_pb2_grpc.GatewayStub(channel).Generate(gateway_pb2.GenerateRequest(text="a"))
+    call = gateway_pb2_grpc.GatewayStub(channel).Generate(gateway_pb2.GenerateRequest(prompts=[PROMPT]))
     await call.read()
     submit = await gateway.session.submitted()
     await channel.close()
@@ -220,7 +223,7 @@ async def test_tokens_merge_while_the_client_is_slow(start_gateway: StartGateway
         async with aio.insecure_channel(gateway.address, options=[("grpc.http2.bdp_probe", 0)]) as channel:
             options = gateway_pb2.GenerationOptions(max_tokens=num_tokens)
             call = gateway_pb2_grpc.GatewayStub(channel).Generate(
-                gateway_pb2.GenerateRequest(text="a", options=options)
+                gateway_pb2.GenerateRequest(prompts=[PROMPT], options=options)
             )
             await call.read()
             submit = await gateway.session.submitted()
@@ -235,7 +238,7 @@ async def test_tokens_merge_while_the_client_is_slow(start_gateway: StartGateway
     tokens = [token for message in messages for token in message.token_ids]
     assert tokens == [97 + index % 26 for index in range(num_messages) for _ in range(num_tokens_each)]
     assert len(messages) < num_messages / 2
-    assert messages[-1].finish.usage.num_output_tokens == num_tokens
+    assert messages[-1].usage.num_output_tokens == num_tokens
 
 
 async def test_cancelling_a_stalled_stream_cancels_at_the_scheduler(start_gateway: StartGateway) -> None:
@@ -243,7 +246,7 @@ async def test_cancelling_a_stalled_stream_cancels_at_the_scheduler(start_gatewa
         await gateway.health(serving=True)
         async with connect(gateway.address) as channel:
             call = gateway_pb2_grpc.GatewayStub(channel).Generate(
-                gateway_pb2.GenerateRequest(text="a"), metadata=[(REQUEST_ID_KEY, "stalled")]
+                gateway_pb2.GenerateRequest(prompts=[PROMPT]), metadata=[(REQUEST_ID_KEY, "stalled")]
             )
             await call.read()
             submit = await gateway.session.submitted()
@@ -271,7 +274,7 @@ async def test_overload_is_refused_with_a_hint(start_gateway: StartGateway) -> N
         with pytest.raises(OverloadedError):
             await gateway.client.tokenize("a")
         async with connect(gateway.address) as channel:
-            call = gateway_pb2_grpc.GatewayStub(channel).Generate(gateway_pb2.GenerateRequest(text="a"))
+            call = gateway_pb2_grpc.GatewayStub(channel).Generate(gateway_pb2.GenerateRequest(prompts=[PROMPT]))
             with pytest.raises(aio.AioRpcError) as caught:
                 await call.read()
             assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED

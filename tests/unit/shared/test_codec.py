@@ -9,8 +9,27 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shared.codec import engine, generation, joining, session, steps
-from shared.errors import ProtocolError
-from shared.generation import ChatMessage, Delta, Finish, GatewayStatus, GenerateOptions, ModelInfo
+from shared.errors import InvalidRequestError, ProtocolError
+from shared.generation import (
+    ChatMessage,
+    ChatRequest,
+    Delta,
+    Finish,
+    GatewayStatus,
+    GenerateOptions,
+    GenerateRequest,
+    Guidance,
+    GuidanceKind,
+    ModelInfo,
+    TokenLogprob,
+    Tool,
+    ToolCall,
+    ToolCallDelta,
+    ToolChoice,
+    ToolMode,
+    TopLogprob,
+    Usage,
+)
 from shared.ids import BlockId, Epoch, Handle, RequestId, Row, StepId
 from shared.messages import (
     Cancel,
@@ -23,6 +42,7 @@ from shared.messages import (
     JoinRequest,
     Loading,
     NewSequence,
+    PromptLogprobs,
     Registration,
     SamplingParams,
     SessionEvents,
@@ -30,6 +50,7 @@ from shared.messages import (
     StepResult,
     StepTiming,
     Submit,
+    TokenLogprobs,
     WorkerStatus,
     token_ids,
 )
@@ -48,7 +69,24 @@ ids = st.lists(u32, max_size=6)
 id_arrays = ids.map(token_ids)
 id_tuples = ids.map(tuple)
 
-sampling = st.builds(SamplingParams, temperature=real32, top_k=u32, top_p=real32, min_p=real32, seed=u64)
+biases = st.dictionaries(u32, real32, max_size=3)
+sampling = st.builds(
+    SamplingParams,
+    temperature=real32,
+    top_k=u32,
+    top_p=real32,
+    min_p=real32,
+    seed=u64,
+    repetition_penalty=real32,
+    presence_penalty=real32,
+    frequency_penalty=real32,
+    logit_bias=biases.map(lambda bias: tuple(sorted(bias.items()))),
+    min_tokens=u32,
+    num_logprobs=st.none() | u32,
+)
+token_logprobs = st.builds(TokenLogprobs, real32, st.lists(st.tuples(u32, real32), max_size=3).map(tuple))
+prompt_logprobs = st.builds(PromptLogprobs, u32, st.lists(token_logprobs, max_size=3).map(tuple))
+logprobs_by_index = st.dictionaries(u32, token_logprobs, max_size=3).map(lambda found: dict(sorted(found.items())))
 engine_infos = st.builds(EngineInfo, text, u32, u32, u32, u32, u32, u32, text)
 worker_statuses = st.builds(WorkerStatus, u32, u32, text, text, text)
 engine_statuses = st.builds(
@@ -87,6 +125,8 @@ session_requests = st.one_of(
         sampling=sampling,
         stop_token_ids=ids.map(frozenset),
         output_token_ids=id_arrays,
+        num_prompt_logprobs=st.none() | u32,
+        grammar=text,
     ),
 )
 ended = st.builds(
@@ -100,6 +140,8 @@ session_events = st.lists(st.tuples(handles, u32), max_size=5).flatmap(
         ended=st.lists(ended, max_size=3),
         engine_ready=st.none() | engine_infos,
         engine_lost=st.booleans(),
+        token_logprobs=logprobs_by_index,
+        prompt_logprobs=st.lists(st.tuples(handles, prompt_logprobs), max_size=2),
     )
 )
 registrations = st.builds(Registration, u32, u32, text, text, text)
@@ -133,7 +175,17 @@ def step_plans(draw: st.DrawFn) -> StepPlan:
     num_appended = column(st.integers(0, 3))
     num_new_blocks = column(st.integers(0, 3))
     total_appended, total_blocks = sum(num_appended), sum(num_new_blocks)
-    new_sequences = st.builds(NewSequence, u32.map(Row), text.map(RequestId), id_arrays, u32, sampling)
+    new_sequences = st.builds(
+        NewSequence,
+        row=u32.map(Row),
+        request_id=text.map(RequestId),
+        token_ids=id_arrays,
+        num_prompt_tokens=u32,
+        sampling=sampling,
+        stop_token_ids=ids.map(frozenset),
+        num_prompt_logprobs=st.none() | u32,
+        grammar=text,
+    )
     return StepPlan(
         epoch=Epoch(draw(u64)),
         step_id=StepId(draw(u64)),
@@ -150,7 +202,21 @@ def step_plans(draw: st.DrawFn) -> StepPlan:
     )
 
 
-step_results = st.builds(StepResult, u64.map(Epoch), u64.map(StepId), ids, ids, u64)
+step_results = st.builds(
+    StepResult,
+    epoch=u64.map(Epoch),
+    step_id=u64.map(StepId),
+    token_ids=ids,
+    invalid=ids,
+    compute_ns=u64,
+    logprobs=logprobs_by_index,
+    prompt_logprobs=st.dictionaries(u32, prompt_logprobs, max_size=2),
+)
+guidances = st.one_of(
+    st.just(Guidance(GuidanceKind.JSON_OBJECT)),
+    st.builds(Guidance, st.sampled_from([GuidanceKind.JSON_SCHEMA, GuidanceKind.REGEX, GuidanceKind.GRAMMAR]), text),
+    st.builds(Guidance, st.just(GuidanceKind.CHOICES), choices=st.lists(text, max_size=3).map(tuple)),
+)
 options = st.builds(
     GenerateOptions,
     max_tokens=st.none() | st.integers(-(2**31), 2**31 - 1),
@@ -159,11 +225,81 @@ options = st.builds(
     top_p=real32,
     min_p=real32,
     seed=st.none() | u64,
+    repetition_penalty=real32,
+    presence_penalty=real32,
+    frequency_penalty=real32,
+    logit_bias=biases,
+    stop=st.lists(text, max_size=3).map(tuple),
     stop_token_ids=id_tuples,
     ignore_eos=st.booleans(),
+    min_tokens=u32,
+    n=u32,
+    best_of=st.none() | u32,
+    num_logprobs=st.none() | u32,
+    guidance=st.none() | guidances,
+    timeout_s=st.none() | real,
 )
-finishes = st.builds(Finish, st.sampled_from(FinishReason), u32, u32, real, real, real)
-deltas = st.builds(Delta, text, id_tuples, st.none() | finishes, text)
+generate_requests = st.builds(
+    GenerateRequest,
+    prompts=st.lists(text | id_arrays, max_size=3),
+    options=options,
+    echo=st.booleans(),
+    request_id=text,
+)
+chat_messages = st.builds(
+    ChatMessage,
+    role=text,
+    content=text,
+    tool_calls=st.lists(st.builds(ToolCall, text, text, text), max_size=2).map(tuple),
+    tool_call_id=text,
+    name=text,
+)
+tool_choices = st.builds(ToolChoice, st.sampled_from([ToolMode.AUTO, ToolMode.NONE, ToolMode.REQUIRED])) | st.builds(
+    ToolChoice, st.just(ToolMode.NAMED), text
+)
+chat_requests = st.builds(
+    ChatRequest,
+    messages=st.lists(chat_messages, max_size=3),
+    options=options,
+    tools=st.lists(st.builds(Tool, text, text, text), max_size=2),
+    tool_choice=tool_choices,
+    continue_final_message=st.booleans(),
+    request_id=text,
+)
+finishes = st.builds(
+    Finish,
+    reason=st.sampled_from(FinishReason),
+    num_output_tokens=u32,
+    queue_ms=real,
+    prefill_ms=real,
+    decode_ms=real,
+    num_cached_tokens=u32,
+    num_preemptions=u32,
+    stop=st.none() | text | u32,
+)
+top_logprobs = st.builds(TopLogprob, u32, text, st.binary(max_size=4), real32)
+deltas = st.builds(
+    Delta,
+    text=text,
+    token_ids=id_tuples,
+    finish=st.none() | finishes,
+    request_id=text,
+    choice=u32,
+    logprobs=st.lists(
+        st.builds(
+            TokenLogprob,
+            token_id=u32,
+            token=text,
+            token_bytes=st.binary(max_size=4),
+            logprob=st.none() | real32,
+            top=st.lists(top_logprobs, max_size=2).map(tuple),
+        ),
+        max_size=2,
+    ).map(tuple),
+    is_prompt=st.booleans(),
+    tool_calls=st.lists(st.builds(ToolCallDelta, u32, text, text, text), max_size=2).map(tuple),
+    usage=st.none() | st.builds(Usage, u32, u32, u32),
+)
 model_infos = st.builds(ModelInfo, engine_infos, id_tuples, st.booleans())
 gateway_statuses = st.builds(GatewayStatus, engine_statuses, u32)
 
@@ -179,6 +315,8 @@ ROUND_TRIPS: dict[str, tuple[st.SearchStrategy[Any], Callable[[Any], Any], Calla
     "StepPlan": (step_plans(), steps.step_plan_to_pb, steps.step_plan_from_pb),
     "StepResult": (step_results, steps.step_result_to_pb, steps.step_result_from_pb),
     "GenerateOptions": (options, generation.options_to_pb, generation.options_from_pb),
+    "GenerateRequest": (generate_requests, generation.generate_to_pb, generation.generate_from_pb),
+    "ChatRequest": (chat_requests, generation.chat_to_pb, generation.chat_from_pb),
     "Delta": (deltas, generation.delta_to_pb, generation.delta_from_pb),
     "ModelInfo": (model_infos, generation.model_info_to_pb, generation.model_info_from_pb),
     "GatewayStatus": (gateway_statuses, generation.gateway_status_to_pb, generation.gateway_status_from_pb),
@@ -199,7 +337,7 @@ def test_round_trip(name: str, data: st.DataObject) -> None:
 
 def test_every_translation_is_tried() -> None:
     tried = {function.__name__ for _, *pair in ROUND_TRIPS.values() for function in pair}
-    tried |= {"timeline_to_pb", "timeline_from_pb", "generate_to_pb", "prompt_from_pb", "chat_to_pb", "chat_from_pb"}
+    tried |= {"timeline_to_pb", "timeline_from_pb"}
     assert tried == {name for module in (engine, generation, joining, session, steps) for name in module.__all__}
 
 
@@ -210,26 +348,17 @@ def test_timeline(timings: list[StepTiming], stage: int, tp_rank: int) -> None:
     assert steps.timeline_from_pb(message) == timings
 
 
-@given(text | ids, options, text)
-def test_prompt(prompt: str | list[int], asked: GenerateOptions, request_id: str) -> None:
-    message = over_the_wire(generation.generate_to_pb(prompt, asked, request_id))
-    expected = prompt if isinstance(prompt, str) else token_ids(prompt)
-    assert generation.prompt_from_pb(message) == expected, "an empty prompt is a prompt"
-    assert generation.options_from_pb(message.options) == asked
-    assert message.request_id == request_id
-
-
-@given(st.lists(st.builds(ChatMessage, text, text), max_size=3), options)
-def test_conversation(turns: list[ChatMessage], asked: GenerateOptions) -> None:
-    message = over_the_wire(generation.chat_to_pb(turns, asked, "r"))
-    assert generation.chat_from_pb(message) == turns
-    assert generation.options_from_pb(message.options) == asked
-
-
 def test_absent_fields_take_the_defaults_of_the_contract() -> None:
     assert engine.sampling_from_pb(common_pb2.SamplingParams()) == SamplingParams()
     assert generation.options_from_pb(gateway_pb2.GenerationOptions()) == GenerateOptions()
-    assert generation.prompt_from_pb(gateway_pb2.GenerateRequest()) is None
+    assert generation.generate_from_pb(gateway_pb2.GenerateRequest()) == GenerateRequest([])
+    assert generation.chat_from_pb(gateway_pb2.ChatRequest()) == ChatRequest([], tools=[])
+
+
+def test_a_prompt_that_is_neither_text_nor_ids_is_refused() -> None:
+    message = gateway_pb2.GenerateRequest(prompts=[gateway_pb2.Prompt(text=""), gateway_pb2.Prompt()])
+    with pytest.raises(InvalidRequestError, match=r"prompts\[1\] is empty; set text or token_ids"):
+        generation.generate_from_pb(message)
 
 
 @pytest.mark.parametrize(

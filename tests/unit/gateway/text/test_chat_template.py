@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from shared.text.byte_tokenizer import ByteTokenizer
 from services.gateway.text.chat_template import ChatTemplate
 from shared.errors import InvalidRequestError, ModelError
+from shared.text.byte_tokenizer import ByteTokenizer
 
 if TYPE_CHECKING:
     from shared.text.tokenizer import Tokenizer

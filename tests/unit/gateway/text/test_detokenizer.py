@@ -6,8 +6,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from shared.text.byte_tokenizer import ByteTokenizer
 from services.gateway.text.detokenizer import Detokenizer
+from shared.text.byte_tokenizer import ByteTokenizer
 
 if TYPE_CHECKING:
     from shared.text.tokenizer import Tokenizer

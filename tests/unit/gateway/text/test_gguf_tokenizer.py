@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from tokenizers import SentencePieceBPETokenizer, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from services.gateway.text.detokenizer import Detokenizer
-from shared.text.spelling import BYTE_LEVEL_CHARACTERS, byte_level_bytes
-from shared.text.tokenizer import load_tokenizer
 from shared.errors import ModelError
 from shared.model.source import GgufFile
+from shared.text.spelling import BYTE_LEVEL_CHARACTERS, byte_level_bytes
+from shared.text.tokenizer import load_tokenizer
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -9,9 +9,9 @@ import pytest
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-from shared.text.tokenizer import load_tokenizer
 from shared.errors import ModelError
 from shared.model.source import HfFolder, RandomModel, SyntheticModel
+from shared.text.tokenizer import load_tokenizer
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from shared.text.tokenizer import load_tokenizer
 from shared.errors import InvalidRequestError
 from shared.model.source import GgufFile
+from shared.text.tokenizer import load_tokenizer
 
 if TYPE_CHECKING:
     from pathlib import Path
