@@ -133,6 +133,8 @@ class Submit:
     0 then."""
     grammar: str = ""
     """What the output must match, in the guidance library's own form; empty: anything."""
+    traceparent: str = ""
+    """W3C trace context of the span that this is part of; empty where the request is not traced."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -300,6 +302,7 @@ class NewSequence:
     """All ids that end the output."""
     num_prompt_logprobs: int | None = None
     grammar: str = ""
+    traceparent: str = ""
 
 
 @dataclass(frozen=True, slots=True)

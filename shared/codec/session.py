@@ -38,6 +38,7 @@ def session_request_to_pb(message: Hello | Submit | Cancel) -> scheduler_pb2.Ses
                     stop_token_ids=sorted(message.stop_token_ids),
                     num_prompt_logprobs=message.num_prompt_logprobs,
                     grammar=message.grammar,
+                    traceparent=message.traceparent,
                 )
             )
 
@@ -61,6 +62,7 @@ def session_request_from_pb(message: scheduler_pb2.SessionRequest) -> Hello | Su
             stop_token_ids=frozenset(submit.stop_token_ids),
             num_prompt_logprobs=submit.num_prompt_logprobs if submit.HasField("num_prompt_logprobs") else None,
             grammar=submit.grammar,
+            traceparent=submit.traceparent,
         )
     raise ProtocolError("session request of an unknown kind: gateway and scheduler are of different versions")
 

@@ -35,6 +35,7 @@ def step_plan_to_pb(plan: StepPlan) -> worker_pb2.StepPlan:
                 stop_token_ids=sorted(sequence.stop_token_ids),
                 num_prompt_logprobs=sequence.num_prompt_logprobs,
                 grammar=sequence.grammar,
+                traceparent=sequence.traceparent,
             )
             for sequence in plan.new_sequences
         ],
@@ -91,6 +92,7 @@ def step_plan_from_pb(message: worker_pb2.StepPlan) -> StepPlan:
                 stop_token_ids=frozenset(sequence.stop_token_ids),
                 num_prompt_logprobs=sequence.num_prompt_logprobs if sequence.HasField("num_prompt_logprobs") else None,
                 grammar=sequence.grammar,
+                traceparent=sequence.traceparent,
             )
             for sequence in message.new_sequences
         ],

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from shared.pb import common_pb2 as shared_dot_pb_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19shared/pb/scheduler.proto\x12\x07orca.v1\x1a\x16shared/pb/common.proto\"\x7f\n\x0eSessionRequest\x12\x1f\n\x05hello\x18\x01 \x01(\x0b\x32\x0e.orca.v1.HelloH\x00\x12!\n\x06submit\x18\x02 \x01(\x0b\x32\x0f.orca.v1.SubmitH\x00\x12!\n\x06\x63\x61ncel\x18\x03 \x01(\x0b\x32\x0f.orca.v1.CancelH\x00\x42\x06\n\x04kind\"\x1b\n\x05Hello\x12\x12\n\ngateway_id\x18\x01 \x01(\t\"\x82\x02\n\x06Submit\x12\x0e\n\x06handle\x18\x01 \x01(\x04\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x18\n\x10prompt_token_ids\x18\x03 \x03(\r\x12\x18\n\x10output_token_ids\x18\x04 \x03(\r\x12\x12\n\nmax_tokens\x18\x05 \x01(\r\x12)\n\x08sampling\x18\x06 \x01(\x0b\x32\x17.orca.v1.SamplingParams\x12\x16\n\x0estop_token_ids\x18\x07 \x03(\r\x12 \n\x13num_prompt_logprobs\x18\x08 \x01(\rH\x00\x88\x01\x01\x12\x0f\n\x07grammar\x18\t \x01(\tB\x16\n\x14_num_prompt_logprobs\"\x18\n\x06\x43\x61ncel\x12\x0e\n\x06handle\x18\x01 \x01(\x04\"\x8e\x02\n\rSessionEvents\x12\x15\n\rtoken_handles\x18\x01 \x03(\x04\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x1d\n\x05\x65nded\x18\x03 \x03(\x0b\x32\x0e.orca.v1.Ended\x12)\n\x0c\x65ngine_ready\x18\x04 \x01(\x0b\x32\x13.orca.v1.EngineInfo\x12\x13\n\x0b\x65ngine_lost\x18\x05 \x01(\x08\x12\x17\n\x0flogprob_indices\x18\x06 \x03(\r\x12)\n\x08logprobs\x18\x07 \x01(\x0b\x32\x17.orca.v1.LogprobColumns\x12\x30\n\x0fprompt_logprobs\x18\x08 \x03(\x0b\x32\x17.orca.v1.PromptLogprobs\"c\n\x0ePromptLogprobs\x12\x0e\n\x06handle\x18\x01 \x01(\x04\x12\x16\n\x0e\x66irst_position\x18\x02 \x01(\r\x12)\n\x08logprobs\x18\x03 \x01(\x0b\x32\x17.orca.v1.LogprobColumns\"\xd6\x01\n\x05\x45nded\x12\x0e\n\x06handle\x18\x01 \x01(\x04\x12%\n\x06reason\x18\x02 \x01(\x0e\x32\x15.orca.v1.FinishReason\x12\x12\n\nerror_code\x18\x03 \x01(\r\x12\x15\n\rerror_message\x18\x04 \x01(\t\x12\x10\n\x08queue_ns\x18\x05 \x01(\x04\x12\x12\n\nprefill_ns\x18\x06 \x01(\x04\x12\x11\n\tdecode_ns\x18\x07 \x01(\x04\x12\x19\n\x11num_cached_tokens\x18\x08 \x01(\r\x12\x17\n\x0fnum_preemptions\x18\t \x01(\r\"\x18\n\x16GetEngineStatusRequest\"@\n\x17GetEngineStatusResponse\x12%\n\x06status\x18\x01 \x01(\x0b\x32\x15.orca.v1.EngineStatus2\xa1\x01\n\tScheduler\x12>\n\x07Session\x12\x17.orca.v1.SessionRequest\x1a\x16.orca.v1.SessionEvents(\x01\x30\x01\x12T\n\x0fGetEngineStatus\x12\x1f.orca.v1.GetEngineStatusRequest\x1a .orca.v1.GetEngineStatusResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19shared/pb/scheduler.proto\x12\x07orca.v1\x1a\x16shared/pb/common.proto\"\x7f\n\x0eSessionRequest\x12\x1f\n\x05hello\x18\x01 \x01(\x0b\x32\x0e.orca.v1.HelloH\x00\x12!\n\x06submit\x18\x02 \x01(\x0b\x32\x0f.orca.v1.SubmitH\x00\x12!\n\x06\x63\x61ncel\x18\x03 \x01(\x0b\x32\x0f.orca.v1.CancelH\x00\x42\x06\n\x04kind\"\x1b\n\x05Hello\x12\x12\n\ngateway_id\x18\x01 \x01(\t\"\x97\x02\n\x06Submit\x12\x0e\n\x06handle\x18\x01 \x01(\x04\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x18\n\x10prompt_token_ids\x18\x03 \x03(\r\x12\x18\n\x10output_token_ids\x18\x04 \x03(\r\x12\x12\n\nmax_tokens\x18\x05 \x01(\r\x12)\n\x08sampling\x18\x06 \x01(\x0b\x32\x17.orca.v1.SamplingParams\x12\x16\n\x0estop_token_ids\x18\x07 \x03(\r\x12 \n\x13num_prompt_logprobs\x18\x08 \x01(\rH\x00\x88\x01\x01\x12\x0f\n\x07grammar\x18\t \x01(\t\x12\x13\n\x0btraceparent\x18\n \x01(\tB\x16\n\x14_num_prompt_logprobs\"\x18\n\x06\x43\x61ncel\x12\x0e\n\x06handle\x18\x01 \x01(\x04\"\x8e\x02\n\rSessionEvents\x12\x15\n\rtoken_handles\x18\x01 \x03(\x04\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x1d\n\x05\x65nded\x18\x03 \x03(\x0b\x32\x0e.orca.v1.Ended\x12)\n\x0c\x65ngine_ready\x18\x04 \x01(\x0b\x32\x13.orca.v1.EngineInfo\x12\x13\n\x0b\x65ngine_lost\x18\x05 \x01(\x08\x12\x17\n\x0flogprob_indices\x18\x06 \x03(\r\x12)\n\x08logprobs\x18\x07 \x01(\x0b\x32\x17.orca.v1.LogprobColumns\x12\x30\n\x0fprompt_logprobs\x18\x08 \x03(\x0b\x32\x17.orca.v1.PromptLogprobs\"c\n\x0ePromptLogprobs\x12\x0e\n\x06handle\x18\x01 \x01(\x04\x12\x16\n\x0e\x66irst_position\x18\x02 \x01(\r\x12)\n\x08logprobs\x18\x03 \x01(\x0b\x32\x17.orca.v1.LogprobColumns\"\xd6\x01\n\x05\x45nded\x12\x0e\n\x06handle\x18\x01 \x01(\x04\x12%\n\x06reason\x18\x02 \x01(\x0e\x32\x15.orca.v1.FinishReason\x12\x12\n\nerror_code\x18\x03 \x01(\r\x12\x15\n\rerror_message\x18\x04 \x01(\t\x12\x10\n\x08queue_ns\x18\x05 \x01(\x04\x12\x12\n\nprefill_ns\x18\x06 \x01(\x04\x12\x11\n\tdecode_ns\x18\x07 \x01(\x04\x12\x19\n\x11num_cached_tokens\x18\x08 \x01(\r\x12\x17\n\x0fnum_preemptions\x18\t \x01(\r\"\x18\n\x16GetEngineStatusRequest\"@\n\x17GetEngineStatusResponse\x12%\n\x06status\x18\x01 \x01(\x0b\x32\x15.orca.v1.EngineStatus2\xa1\x01\n\tScheduler\x12>\n\x07Session\x12\x17.orca.v1.SessionRequest\x1a\x16.orca.v1.SessionEvents(\x01\x30\x01\x12T\n\x0fGetEngineStatus\x12\x1f.orca.v1.GetEngineStatusRequest\x1a .orca.v1.GetEngineStatusResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -37,19 +37,19 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_HELLO']._serialized_start=191
   _globals['_HELLO']._serialized_end=218
   _globals['_SUBMIT']._serialized_start=221
-  _globals['_SUBMIT']._serialized_end=479
-  _globals['_CANCEL']._serialized_start=481
-  _globals['_CANCEL']._serialized_end=505
-  _globals['_SESSIONEVENTS']._serialized_start=508
-  _globals['_SESSIONEVENTS']._serialized_end=778
-  _globals['_PROMPTLOGPROBS']._serialized_start=780
-  _globals['_PROMPTLOGPROBS']._serialized_end=879
-  _globals['_ENDED']._serialized_start=882
-  _globals['_ENDED']._serialized_end=1096
-  _globals['_GETENGINESTATUSREQUEST']._serialized_start=1098
-  _globals['_GETENGINESTATUSREQUEST']._serialized_end=1122
-  _globals['_GETENGINESTATUSRESPONSE']._serialized_start=1124
-  _globals['_GETENGINESTATUSRESPONSE']._serialized_end=1188
-  _globals['_SCHEDULER']._serialized_start=1191
-  _globals['_SCHEDULER']._serialized_end=1352
+  _globals['_SUBMIT']._serialized_end=500
+  _globals['_CANCEL']._serialized_start=502
+  _globals['_CANCEL']._serialized_end=526
+  _globals['_SESSIONEVENTS']._serialized_start=529
+  _globals['_SESSIONEVENTS']._serialized_end=799
+  _globals['_PROMPTLOGPROBS']._serialized_start=801
+  _globals['_PROMPTLOGPROBS']._serialized_end=900
+  _globals['_ENDED']._serialized_start=903
+  _globals['_ENDED']._serialized_end=1117
+  _globals['_GETENGINESTATUSREQUEST']._serialized_start=1119
+  _globals['_GETENGINESTATUSREQUEST']._serialized_end=1143
+  _globals['_GETENGINESTATUSRESPONSE']._serialized_start=1145
+  _globals['_GETENGINESTATUSRESPONSE']._serialized_end=1209
+  _globals['_SCHEDULER']._serialized_start=1212
+  _globals['_SCHEDULER']._serialized_end=1373
 # @@protoc_insertion_point(module_scope)

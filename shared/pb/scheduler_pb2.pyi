@@ -86,6 +86,7 @@ class Submit(_message.Message):
     STOP_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     NUM_PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
     GRAMMAR_FIELD_NUMBER: _builtins.int
+    TRACEPARENT_FIELD_NUMBER: _builtins.int
     handle: _builtins.int
     """Chosen by the gateway, unique within the session."""
     request_id: _builtins.str
@@ -97,6 +98,8 @@ class Submit(_message.Message):
     """
     grammar: _builtins.str
     """What the output must match, in the form of the guidance library (checked by the gateway); empty: anything."""
+    traceparent: _builtins.str
+    """W3C trace context of the caller's span, where the request is traced; empty otherwise."""
     @_builtins.property
     def prompt_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
@@ -121,10 +124,11 @@ class Submit(_message.Message):
         stop_token_ids: _abc.Iterable[_builtins.int] | None = ...,
         num_prompt_logprobs: _builtins.int | None = ...,
         grammar: _builtins.str = ...,
+        traceparent: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_num_prompt_logprobs", b"_num_prompt_logprobs", "num_prompt_logprobs", b"num_prompt_logprobs", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_num_prompt_logprobs", b"_num_prompt_logprobs", "grammar", b"grammar", "handle", b"handle", "max_tokens", b"max_tokens", "num_prompt_logprobs", b"num_prompt_logprobs", "output_token_ids", b"output_token_ids", "prompt_token_ids", b"prompt_token_ids", "request_id", b"request_id", "sampling", b"sampling", "stop_token_ids", b"stop_token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_num_prompt_logprobs", b"_num_prompt_logprobs", "grammar", b"grammar", "handle", b"handle", "max_tokens", b"max_tokens", "num_prompt_logprobs", b"num_prompt_logprobs", "output_token_ids", b"output_token_ids", "prompt_token_ids", b"prompt_token_ids", "request_id", b"request_id", "sampling", b"sampling", "stop_token_ids", b"stop_token_ids", "traceparent", b"traceparent"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__num_prompt_logprobs: _TypeAlias = _typing.Literal["num_prompt_logprobs"]  # noqa: Y015
     _WhichOneofArgType__num_prompt_logprobs: _TypeAlias = _typing.Literal["_num_prompt_logprobs", b"_num_prompt_logprobs"]  # noqa: Y015

@@ -102,6 +102,7 @@ class PlanBuilder:
                 stop_token_ids=sequence.stop_token_ids,
                 num_prompt_logprobs=sequence.num_prompt_logprobs,
                 grammar=sequence.grammar,
+                traceparent=sequence.traceparent,
             )
         )
 

@@ -68,6 +68,8 @@ class Sequence:
     num_prompt_logprobs: int | None = None
     """Its prompt is scored, hence computed in full."""
     grammar: str = ""
+    traceparent: str = ""
+    """For the workers to tell; means nothing here."""
     status: Status = Status.WAITING
     row: Row | None = None
     """Row of the workers' tables; None while the workers do not know the sequence."""

@@ -127,6 +127,7 @@ session_requests = st.one_of(
         output_token_ids=id_arrays,
         num_prompt_logprobs=st.none() | u32,
         grammar=text,
+        traceparent=text,
     ),
 )
 ended = st.builds(
@@ -185,6 +186,7 @@ def step_plans(draw: st.DrawFn) -> StepPlan:
         stop_token_ids=ids.map(frozenset),
         num_prompt_logprobs=st.none() | u32,
         grammar=text,
+        traceparent=text,
     )
     return StepPlan(
         epoch=Epoch(draw(u64)),
