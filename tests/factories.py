@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from services.scheduler.core.core import Capacity, SchedulerCore
+from services.scheduler.core.capacity import Capacity
+from services.scheduler.core.core import SchedulerCore
 from shared.config import SchedulingConfig
 from shared.ids import Epoch, Handle, RequestId
 from shared.messages import SamplingParams, StepPlan, StepResult, Submit, token_ids

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from grpc import aio
 
-from services.scheduler.core.core import Capacity
+from services.scheduler.core.capacity import Capacity
 from shared.codec.joining import join_progress_from_pb, join_request_to_pb
 from shared.codec.steps import step_plan_to_pb, step_result_from_pb
 from shared.errors import EngineLostError, ModelError, UnavailableError

@@ -21,7 +21,8 @@ from shared.status import StatusCode
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from services.scheduler.core.core import SchedulerCore, SchedulerStats, TokenEvent
+    from services.scheduler.core.core import SchedulerCore
+    from services.scheduler.core.events import SchedulerStats, TokenEvent
     from services.scheduler.epoch import EngineLink
     from shared.clock import Clock
     from shared.messages import EngineInfo

@@ -12,88 +12,30 @@ whoever ended owns nothing.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from services.scheduler.core.batching import Batching, BatchLimits, IterationBatching
 from services.scheduler.core.blocks import BlockPool
+from services.scheduler.core.capacity import Capacity
+from services.scheduler.core.events import SchedulerStats, TokenEvent
 from services.scheduler.core.kv_policy import KvPolicy, PagedPolicy, ReservePolicy
 from services.scheduler.core.pipeline import Pipeline
 from services.scheduler.core.plan import PlanBuilder, RowTable
 from services.scheduler.core.queue import RequestQueue
 from services.scheduler.core.request_batching import RequestBatching
-from services.scheduler.core.sequence import RequestKey, Sequence, Status
+from services.scheduler.core.sequence import Sequence, Status
 from shared.errors import InvalidRequestError, OverloadedError, ProtocolError, UnavailableError
 from shared.messages import FinishReason, StepPlan, StepResult, Submit
-from shared.sampling import sampling_fault
 
 if TYPE_CHECKING:
     from shared.config import SchedulingConfig
     from shared.ids import Epoch
-    from shared.messages import PromptLogprobs, TokenLogprobs
 
-__all__ = ["MAX_LOSSES", "Capacity", "SchedulerCore", "SchedulerStats", "TokenEvent"]
+__all__ = ["MAX_LOSSES", "SchedulerCore"]
 
 
 MAX_LOSSES = 5
 """Epochs that may end while a request is in flight, without a token of it in between."""
-
-
-@dataclass(frozen=True, slots=True)
-class Capacity:
-    """What the workers can hold and do; the smallest of all ranks where they differ."""
-
-    num_blocks: int
-    block_size: int
-    num_stages: int
-    max_model_len: int
-    vocab_size: int
-
-    @property
-    def num_slots(self) -> int:
-        """K/V slots in all (``n_slots`` of Algorithm 1)."""
-        return self.num_blocks * self.block_size
-
-
-class TokenEvent(NamedTuple):
-    """What happened to one request: a token, its end, both at once, or a piece of its prompt was scored."""
-
-    key: RequestKey
-    token_id: int | None
-    finished: FinishReason | None = None
-    sequence: Sequence | None = None
-    """With ``finished``: the sequence as it ended, for timings."""
-    error: str = ""
-    logprobs: TokenLogprobs | None = None
-    """Of the token, where the request asked."""
-    prompt_logprobs: PromptLogprobs | None = None
-    """Of a piece of the prompt."""
-
-
-class SchedulerStats(NamedTuple):
-    """A snapshot of the core. Counters count from the start of the service."""
-
-    num_running: int
-    """Started and not ended: in an iteration or between two."""
-    num_waiting: int
-    num_preempted: int
-    """Of those that wait: had started and were put back."""
-    num_in_flight_steps: int
-    num_slots: int
-    num_used_slots: int
-    """Slots in blocks that sequences own."""
-    num_cached_slots: int
-    """Slots in blocks that nobody owns but the prefix cache can find."""
-    num_steps: int
-    num_output_tokens: int
-    num_finished: int
-    num_preemptions: int
-    num_prompt_tokens: int
-    """Prompt tokens of requests that have started."""
-    num_cached_prompt_tokens: int
-    """Of these, found in the prefix cache."""
-    last_batch_size: int
-    last_batch_tokens: int
 
 
 class SchedulerCore:
@@ -144,12 +86,11 @@ class SchedulerCore:
         self._epoch = epoch
         self._capacity = capacity
         self._set_up_engine(capacity)
-        events = []
-        for sequence in list(self._queue.waiting.values()):
-            refusal = self._refusal(sequence.num_prompt_tokens, sequence.max_tokens)
-            if refusal is not None:
-                events.append(self._end(sequence, FinishReason.ERROR, error=refusal))
-        return events
+        return [
+            self._end(sequence, FinishReason.ERROR, error=fault)
+            for sequence in list(self._queue.waiting.values())
+            if (fault := capacity.size_fault(sequence.num_prompt_tokens, sequence.max_tokens)) is not None
+        ]
 
     def engine_lost(self) -> list[TokenEvent]:
         """The epoch is over: every unfinished request goes back to waiting, in its old place, to be computed again.
@@ -184,21 +125,7 @@ class SchedulerCore:
         key = (session, request.handle)
         if self._queue.get(key) is not None:
             raise InvalidRequestError(f"request handle {request.handle} is in use in this session")
-        num_prompt, num_output = len(request.prompt_token_ids), len(request.output_token_ids)
-        if num_prompt == 0:
-            raise InvalidRequestError("the prompt has no tokens; give at least one")
-        only_scores = request.max_tokens == 0 and request.num_prompt_logprobs is not None
-        if not (num_output < request.max_tokens or only_scores):
-            raise InvalidRequestError(
-                f"max_tokens is {request.max_tokens}; it must be at least 1 more than the output so far"
-            )
-        refusal = self._refusal(num_prompt, request.max_tokens)
-        if refusal is not None:
-            raise InvalidRequestError(refusal)
-        largest = max(max(ids) for ids in (request.prompt_token_ids, request.output_token_ids) if ids)
-        if largest >= capacity.vocab_size:
-            raise InvalidRequestError(f"token id {largest} is outside the vocabulary (0 to {capacity.vocab_size - 1})")
-        if (fault := sampling_fault(request.sampling)) is not None:
+        if (fault := capacity.fault_of(request)) is not None:
             raise InvalidRequestError(fault)
         num_waiting = len(self._queue.waiting)
         if num_waiting >= self._config.max_waiting:
@@ -208,32 +135,17 @@ class SchedulerCore:
             request_id=request.request_id,
             arrival=self._next_arrival,
             token_ids=request.prompt_token_ids + request.output_token_ids,
-            num_prompt_tokens=num_prompt,
+            num_prompt_tokens=len(request.prompt_token_ids),
             max_tokens=request.max_tokens,
             sampling=request.sampling,
             stop_token_ids=request.stop_token_ids,
             num_prompt_logprobs=request.num_prompt_logprobs,
             grammar=request.grammar,
+            traceparent=request.traceparent,
             arrived_ns=now_ns,
         )
         self._next_arrival += 1
         self._queue.add(sequence)
-
-    def _refusal(self, num_prompt: int, max_tokens: int) -> str | None:
-        """Why a request of this size can never be served, or None."""
-        capacity = self._capacity
-        assert capacity is not None
-        total = num_prompt + max_tokens
-        asked = f"prompt ({num_prompt} tokens) and max_tokens ({max_tokens}) add up to {total}"
-        if total > capacity.max_model_len:
-            return (
-                f"{asked}, over the context of {capacity.max_model_len} tokens; shorten the prompt or lower max_tokens"
-            )
-        if self._pool.blocks_for(total) > self._pool.num_blocks:
-            return (
-                f"{asked}, over the {capacity.num_slots} K/V slots of the engine; lower max_tokens or raise --kv-memory"
-            )
-        return None
 
     def abort(self, session: object, handle: int) -> list[TokenEvent]:
         """Drop a request and free all it has at once; nothing happens where there is no such request.

@@ -289,9 +289,9 @@ def test_a_decision_takes_under_a_millisecond_at_256_running_and_10000_waiting()
         core.add(SESSION, make_submit(handle, prompt=60, max_tokens=100), 0)
     durations, in_flight = [], []
     for _ in range(120):
-        started = time.perf_counter()
+        started = time.thread_time()
         plan = core.schedule(0)
-        durations.append(time.perf_counter() - started)
+        durations.append(time.thread_time() - started)
         if plan is not None:
             in_flight.append(plan)
         if len(in_flight) == 2:

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import pytest
 
-from services.scheduler.core.core import MAX_LOSSES, Capacity, SchedulerCore, TokenEvent
+from services.scheduler.core.capacity import Capacity
+from services.scheduler.core.core import MAX_LOSSES, SchedulerCore
 from shared.errors import InvalidRequestError, OverloadedError, ProtocolError, UnavailableError
 from shared.ids import Epoch
 from shared.messages import FinishReason, PromptLogprobs, SamplingParams, StepResult, TokenLogprobs
 from tests.factories import ORCA, SESSION, make_core, make_result, make_submit
+
+if TYPE_CHECKING:
+    from services.scheduler.core.events import TokenEvent
 
 
 def finished(events: list[TokenEvent]) -> dict[int, FinishReason]:
@@ -304,9 +309,9 @@ def test_a_decision_takes_under_a_millisecond_at_256_running() -> None:
         core.add(SESSION, make_submit(handle, prompt=60, max_tokens=90), 0)
     durations = []
     for _ in range(80):
-        started = time.perf_counter()
+        started = time.thread_time()
         plan = core.schedule(0)
-        durations.append(time.perf_counter() - started)
+        durations.append(time.thread_time() - started)
         assert plan is not None
         core.apply(make_result(plan), 0)
     assert core.stats().num_running == 256

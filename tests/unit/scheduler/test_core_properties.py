@@ -14,7 +14,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from services.scheduler.core.core import MAX_LOSSES, Capacity
+from services.scheduler.core.capacity import Capacity
+from services.scheduler.core.core import MAX_LOSSES
 from services.scheduler.core.sequence import Status
 from shared.config import SchedulingConfig
 from shared.errors import InvalidRequestError
@@ -24,7 +25,7 @@ from tests.factories import SESSION, make_core
 from tests.fakes.model_worker import STOP, ModelWorker, reference
 
 if TYPE_CHECKING:
-    from services.scheduler.core.core import TokenEvent
+    from services.scheduler.core.events import TokenEvent
     from shared.messages import StepResult
 
 SWITCHES = st.builds(
