@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from numpy.typing import ArrayLike
     from torch import Tensor
 
-__all__ = ["ForwardBatch"]
+__all__ = ["ForwardBatch", "device_column"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,18 +64,21 @@ class ForwardBatch:
         device: torch.device,
     ) -> ForwardBatch:
         """Copy NumPy arrays (or lists) to ``device``, each as the type that its field states."""
-
-        def column(values: ArrayLike, dtype: type[np.generic]) -> Tensor:
-            # A copy: the caller may fill its arrays anew while this iteration still runs.
-            host = torch.from_numpy(np.array(values, dtype=dtype))
-            return host if device.type == "cpu" else host.pin_memory().to(device, non_blocking=True)
-
         return cls(
-            token_ids=column(token_ids, np.int64),
-            positions=column(positions, np.int64),
-            slot_mapping=column(slot_mapping, np.int64),
-            query_start=column(query_start, np.int32),
-            context_lens=column(context_lens, np.int32),
-            block_tables=column(block_tables, np.int32),
-            sample_rows=column(sample_rows, np.int64),
+            token_ids=device_column(token_ids, np.int64, device),
+            positions=device_column(positions, np.int64, device),
+            slot_mapping=device_column(slot_mapping, np.int64, device),
+            query_start=device_column(query_start, np.int32, device),
+            context_lens=device_column(context_lens, np.int32, device),
+            block_tables=device_column(block_tables, np.int32, device),
+            sample_rows=device_column(sample_rows, np.int64, device),
         )
+
+
+def device_column(values: ArrayLike, dtype: type[np.generic], device: torch.device) -> Tensor:
+    """Copy a NumPy array (or a list) to ``device`` without waiting; the caller may fill its own anew at once.
+
+    Any thread may do it: all of them issue to the device's one default stream, so whatever is issued later sees it.
+    """
+    host = torch.from_numpy(np.array(values, dtype=dtype))
+    return host if device.type == "cpu" else host.pin_memory().to(device, non_blocking=True)

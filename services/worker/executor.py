@@ -1,8 +1,9 @@
 """The compute thread: runs the control messages of an epoch strictly in order (ORCA §4.1).
 
-One step: apply the diff, flatten the batch, take the activations of the stage before, run the layers, pass the result
-on without waiting or, on the last stage, sample. Knows nothing of gRPC, peers' addresses or who reads the results.
-Plans come through a queue; what it has done is told through ``on_step``, called in this thread.
+One step: fill in tokens that were sampled here last, take the activations of the stage before, run the layers, pass the
+result on without waiting or, on the last stage, sample. Knows nothing of gRPC, peers' addresses or who reads the
+results. Plans come through a queue, prepared on the thread that they arrive on, so that little is left to be done
+between two steps; what has been done is told through ``on_step``, called in this thread.
 
 On a CPU all times are of the work itself. On a GPU the last stage's end is when its tokens are on the host, while other
 stages only issue work, so that the device is never kept waiting.
@@ -14,22 +15,20 @@ import queue
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-import numpy as np
 import torch
 
-from services.worker.inputs import forward_batch, sampling_columns
+from services.worker.outcome import Outcome
+from services.worker.preparation import StepPreparer
 from services.worker.sampler import sample
-from services.worker.sequences import SequenceTable
+from services.worker.sequences import MAX_ROWS
 from shared.errors import EngineLostError, OrcaError
 from shared.log import get_logger
-from shared.messages import StepResult, StepTiming
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from services.worker.joining import Assembly
-    from services.worker.sequences import Batch
-    from services.worker.timeline import Timeline
+    from services.worker.preparation import PreparedStep
     from shared.clock import Clock
     from shared.messages import JoinRequest, StepPlan
 
@@ -37,9 +36,9 @@ __all__ = ["Executor", "OnStep"]
 
 
 class OnStep(Protocol):
-    """Told of each step that has ended, in the compute thread; the result is None on ranks that sample nothing."""
+    """Told of each step that has ended, in the compute thread."""
 
-    def __call__(self, result: StepResult | None, /) -> None:
+    def __call__(self, outcome: Outcome, /) -> None:
         """Take note."""
 
 
@@ -47,35 +46,31 @@ class OnStep(Protocol):
 class _Arrival:
     plan: StepPlan
     received_ns: int
+    prepared: PreparedStep | Exception | None
+    """None where there is nothing to compute; the error where the plan could not be prepared."""
 
 
 class Executor:
     """Computes one epoch's steps on this rank. ``run`` is the thread; the other methods are for the event loop."""
 
-    def __init__(
-        self, request: JoinRequest, assembly: Assembly, *, timeline: Timeline, clock: Clock, on_step: OnStep
-    ) -> None:
+    def __init__(self, request: JoinRequest, assembly: Assembly, *, clock: Clock, on_step: OnStep) -> None:
         self._request = request
         self._assembly: Assembly | None = assembly
         self._communicator = assembly.communicator
         self._device = assembly.loaded.place.device
         self._is_last = request.stage == request.num_stages - 1
-        self._timeline = timeline
         self._clock = clock
         self._on_step = on_step
         self._arrivals: queue.SimpleQueue[_Arrival | None] = queue.SimpleQueue()
         self._is_stopped = False
-        self._untold: list[StepResult | None] = []
-        self._table = SequenceTable(
-            max_model_len=assembly.joined.max_model_len,
-            vocab_size=assembly.joined.vocab_size,
-            num_blocks=assembly.joined.num_blocks,
-            block_size=request.block_size,
-        )
+        self._untold: list[Outcome] = []
+        self._preparer = StepPreparer(request, assembly.joined, self._device)
+        self._last_token_ids = torch.zeros(MAX_ROWS, dtype=torch.int64, device=self._device)
+        """[rows] the token sampled last for each row of the sequence table; the compute thread's alone."""
 
     def submit(self, plan: StepPlan, received_ns: int) -> None:
-        """Queue a plan; bounding the queue is the caller's part."""
-        self._arrivals.put(_Arrival(plan, received_ns))
+        """Prepare and queue a plan; bounding the queue is the caller's part. What is wrong with it ``run`` will say."""
+        self._arrivals.put(_Arrival(plan, received_ns, self._prepare(plan)))
 
     def stop(self) -> None:
         """Let ``run`` return after the step under way. A receive under way ends when its peer leaves, too."""
@@ -111,6 +106,12 @@ class Executor:
         """End communication under way where the backend can (NCCL)."""
         self._communicator.abort()
 
+    def _prepare(self, plan: StepPlan) -> PreparedStep | Exception | None:
+        try:
+            return self._preparer.prepare(plan)
+        except Exception as error:  # noqa: BLE001 - for the compute thread to report, once the steps before are done
+            return error
+
     def _try_step(self, assembly: Assembly, arrival: _Arrival) -> OrcaError | None:
         plan = arrival.plan
         try:
@@ -130,13 +131,16 @@ class Executor:
         return None
 
     def _step(self, assembly: Assembly, arrival: _Arrival) -> None:
-        plan = arrival.plan
-        batch = self._table.apply(plan)
+        plan, step = arrival.plan, arrival.prepared
+        if isinstance(step, Exception):
+            raise step
         started_ns = ended_ns = self._clock.now_ns()
         token_ids: list[int] = []
         invalid: list[int] = []
-        if batch.rows.size:
-            inputs = forward_batch(self._table, batch, self._device)
+        if step is not None:
+            inputs = step.inputs
+            if step.late is not None:
+                step.late.fill(inputs.token_ids, self._last_token_ids)
             self._tell()
             hidden = self._communicator.receive(inputs.num_tokens)
             started_ns = self._clock.now_ns()
@@ -147,32 +151,9 @@ class Executor:
                 logits = assembly.loaded.stage.logits(hidden[inputs.sample_rows])
                 # All ranks have the same logits to the last bit, hence the same tokens.
                 if self._request.tp_rank == 0 or self._request.workers_append_tokens:
-                    token_ids, invalid = self._sample(batch, logits)
-                if self._request.workers_append_tokens:
-                    self._table.append_sampled(batch, token_ids)
+                    token_ids, invalid = self._sample(step, logits)
                 ended_ns = self._clock.now_ns()
-        self._timeline.add(
-            StepTiming(
-                step_id=plan.step_id,
-                received_ns=arrival.received_ns,
-                started_ns=started_ns,
-                ended_ns=ended_ns,
-                num_sequences=len(plan.rows),
-                num_tokens=int(batch.num_tokens.sum()),
-            )
-        )
-        has_result = self._is_last and self._request.tp_rank == 0
-        self._untold.append(
-            StepResult(
-                epoch=plan.epoch,
-                step_id=plan.step_id,
-                token_ids=token_ids,
-                invalid=invalid,
-                compute_ns=ended_ns - started_ns,
-            )
-            if has_result
-            else None
-        )
+        self._untold.append(Outcome(plan, arrival.received_ns, started_ns, ended_ns, token_ids, invalid))
 
     def _tell(self) -> None:
         """Tell what has been done since the last time.
@@ -180,15 +161,15 @@ class Executor:
         Whoever hears it competes for the interpreter. Where the next plan is here already, its inputs are made first,
         and the listener runs while the device, or the layers outside the interpreter, compute.
         """
-        for result in self._untold:
-            self._on_step(result)
+        for outcome in self._untold:
+            self._on_step(outcome)
         self._untold.clear()
 
-    def _sample(self, batch: Batch, logits: Tensor) -> tuple[list[int], list[int]]:
-        sampled = sample(logits, sampling_columns(self._table, batch))
-        valid = sampled.valid.cpu().numpy()
-        tokens = np.where(valid, sampled.token_ids.cpu().numpy(), 0)
-        return tokens.tolist(), np.flatnonzero(~valid).tolist()
+    def _sample(self, step: PreparedStep, logits: Tensor) -> tuple[list[int], list[int]]:
+        token_ids, valid = sample(logits, step.sampling)
+        token_ids.masked_fill_(~valid, 0)
+        self._last_token_ids.index_copy_(0, step.sampled_rows, token_ids)
+        return token_ids.tolist(), (~valid).nonzero().flatten().tolist()
 
 
 def _shape(plan: StepPlan) -> dict[str, list[int]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -11,40 +11,58 @@ from services.worker.sampler import SamplingColumns
 
 if TYPE_CHECKING:
     import torch
+    from numpy.typing import NDArray
 
     from services.worker.sequences import Batch, SequenceTable
 
-__all__ = ["forward_batch", "sampling_columns"]
+__all__ = ["FlatTokens", "flatten", "forward_batch", "late_tokens", "sampling_columns"]
 
 
-def forward_batch(table: SequenceTable, batch: Batch, device: torch.device) -> ForwardBatch:
-    """Flatten ``batch``, which ``table.apply`` has checked: T tokens of B sequences, in batch order.
+class FlatTokens(NamedTuple):
+    """The T tokens of B sequences side by side, in batch order."""
+
+    rows: NDArray[np.int64]
+    """[T] the table row of each token."""
+    positions: NDArray[np.int64]
+    """[T] the place of each token in its sequence."""
+    query_start: NDArray[np.int64]
+    """[B + 1] where each sequence's tokens start."""
+
+
+def flatten(batch: Batch) -> FlatTokens:
+    """Say which token of which row stands where."""
+    lengths = batch.num_tokens
+    if lengths.size == lengths.sum():  # decodes only, the most frequent iteration by far: nothing to spread
+        return FlatTokens(batch.rows, batch.num_computed_tokens, np.arange(lengths.size + 1))
+    query_start = np.concatenate(([0], np.cumsum(lengths)))
+    positions = np.arange(query_start[-1]) + np.repeat(batch.num_computed_tokens - query_start[:-1], lengths)
+    return FlatTokens(np.repeat(batch.rows, lengths), positions, query_start)
+
+
+def forward_batch(table: SequenceTable, batch: Batch, flat: FlatTokens, device: torch.device) -> ForwardBatch:
+    """Return the model's input for ``batch``, which ``table.apply`` has checked; late tokens are yet to be filled in.
 
     The token at position p of a sequence has its K and V in slot ``block_table[p // block_size] * block_size + p %
     block_size``.
     """
-    lengths = batch.num_tokens
-    if lengths.size == lengths.sum():  # decodes only, the most frequent iteration by far: nothing to spread
-        query_start = np.arange(lengths.size + 1)
-        row_of_token, positions = batch.rows, batch.num_computed_tokens
-    else:
-        query_start = np.concatenate(([0], np.cumsum(lengths)))
-        row_of_token = np.repeat(batch.rows, lengths)
-        positions = np.arange(query_start[-1]) + np.repeat(batch.num_computed_tokens - query_start[:-1], lengths)
-    block_of_token = positions // table.block_size
-    offsets = positions - block_of_token * table.block_size
-    context_lens = batch.num_computed_tokens + lengths
+    block_of_token, offsets = np.divmod(flat.positions, table.block_size)
+    context_lens = batch.num_computed_tokens + batch.num_tokens
     max_blocks = -(-int(context_lens.max(initial=0)) // table.block_size)
     return ForwardBatch.from_arrays(
-        token_ids=table.token_ids[row_of_token, positions],
-        positions=positions,
-        slot_mapping=table.block_ids[row_of_token, block_of_token].astype(np.int64) * table.block_size + offsets,
-        query_start=query_start,
+        token_ids=table.token_ids[flat.rows, flat.positions],
+        positions=flat.positions,
+        slot_mapping=table.block_ids[flat.rows, block_of_token].astype(np.int64) * table.block_size + offsets,
+        query_start=flat.query_start,
         context_lens=context_lens,
         block_tables=table.block_ids[batch.rows, :max_blocks],
-        sample_rows=query_start[1:][batch.samples] - 1,
+        sample_rows=flat.query_start[1:][batch.samples] - 1,
         device=device,
     )
+
+
+def late_tokens(table: SequenceTable, flat: FlatTokens) -> NDArray[np.int64]:
+    """Return the places, among the flat tokens, of those that no plan has brought."""
+    return np.flatnonzero(flat.positions >= table.num_given_tokens[flat.rows])
 
 
 def sampling_columns(table: SequenceTable, batch: Batch) -> SamplingColumns:

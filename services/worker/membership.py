@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Iterator
 
     from services.worker.joining import Assembly
+    from services.worker.outcome import Outcome
     from shared.clock import Clock
     from shared.messages import JoinRequest, StepPlan, StepResult
 
@@ -37,9 +38,7 @@ class Membership:
         self.over: asyncio.Future[OrcaError] = asyncio.get_running_loop().create_future()
         """Set to the reason when the epoch is over."""
         self._loop = asyncio.get_running_loop()
-        self._executor = Executor(
-            request, assembly, timeline=self.timeline, clock=clock, on_step=self._from_compute_thread
-        )
+        self._executor = Executor(request, assembly, clock=clock, on_step=self._from_compute_thread)
         self._has_results = request.stage == request.num_stages - 1 and request.tp_rank == 0
         self._next_step_id = 0
         self._room = asyncio.Semaphore(MAX_PENDING_STEPS)
@@ -118,18 +117,19 @@ class Membership:
             self._executor.abort()
             await asyncio.wait({self._thread})
 
-    def _from_compute_thread(self, result: StepResult | None) -> None:
+    def _from_compute_thread(self, outcome: Outcome) -> None:
         with contextlib.suppress(RuntimeError):  # the loop is closed: the process leaves
-            self._loop.call_soon_threadsafe(self._on_step, result)
+            self._loop.call_soon_threadsafe(self._on_step, outcome)
 
-    def _on_step(self, result: StepResult | None) -> None:
+    def _on_step(self, outcome: Outcome) -> None:
+        self.timeline.add(outcome.timing())
         self._num_computing -= 1
         if not self._num_computing:
             self._idle.set()
-        if result is None:
-            self._room.release()
+        if self._has_results:
+            self._results.put_nowait(outcome.result())
         else:
-            self._results.put_nowait(result)
+            self._room.release()
 
     def _on_thread_end(self, thread: asyncio.Future[OrcaError | None]) -> None:
         if thread.cancelled():

@@ -5,6 +5,10 @@ tables agree. NumPy arrays only: no torch, no I/O, no clock. Which row, block or
 scheduler's to decide; this table refuses, with ``ProtocolError``, whatever does not fit what it knows, since nothing
 that a caller sends may end in an index error or outside the K/V.
 
+Where workers append the tokens that they sample (run-ahead), a plan arrives before the token that it computes has been
+sampled. The table then *reserves* a place for each token that a plan samples: it is counted, so that the next plan
+fits, but its value never comes here. Such a token is *late*: whoever computes fills it in.
+
 Arrays double as rows and lengths grow, never beyond ``max_model_len`` tokens a row. Fresh pages cost no memory until
 they are written.
 """
@@ -54,16 +58,27 @@ class Batch:
 class SequenceTable:
     """Rows of sequences; ``apply`` changes it and says what to compute."""
 
-    def __init__(self, *, max_model_len: int, vocab_size: int, num_blocks: int, block_size: int) -> None:
+    def __init__(
+        self,
+        *,
+        max_model_len: int,
+        vocab_size: int,
+        num_blocks: int,
+        block_size: int,
+        reserves_sampled: bool = False,
+    ) -> None:
         self.block_size = block_size
         self._max_model_len = max_model_len
+        self._reserves_sampled = reserves_sampled
         self._vocab_size = vocab_size
         self._num_kv_blocks = num_blocks
         self.token_ids: NDArray[np.int32] = np.zeros((0, 0), np.int32)
-        """[rows, tokens]; meaningful up to each row's number of tokens."""
+        """[rows, tokens]; meaningful up to each row's number of given tokens."""
         self.block_ids: NDArray[np.int32] = np.zeros((0, 0), np.int32)
         """[rows, blocks]; 0 beyond each row's number of blocks."""
         self._is_used = np.zeros(0, np.bool_)
+        self.num_given_tokens = np.zeros(0, np.int64)
+        """[rows]; tokens that plans have brought. Those from here on are late."""
         self._num_tokens = np.zeros(0, np.int64)
         self._num_blocks = np.zeros(0, np.int64)
         # Sampling parameters, [rows] each.
@@ -79,7 +94,7 @@ class SequenceTable:
         return int(self._is_used.sum())
 
     def apply(self, plan: StepPlan) -> Batch:
-        """Release, learn, append, in that order, and return the batch to compute.
+        """Release, learn, append, reserve, in that order, and return the batch to compute.
 
         Raises ``ProtocolError`` naming what does not fit; the table is then half changed and of no further use.
         """
@@ -100,21 +115,9 @@ class SequenceTable:
             samples=np.array(plan.samples, np.bool_),
         )
         self._check_batch(what, batch)
+        if self._reserves_sampled:
+            self._reserve(what, batch)
         return batch
-
-    def append_sampled(self, batch: Batch, token_ids: Sequence[int]) -> None:
-        """Append the tokens that were sampled for ``batch``, so that the next plan need not bring them (run-ahead).
-
-        A token beyond the longest sequence is dropped: no plan will ask for it.
-        """
-        rows = batch.rows[batch.samples]
-        lengths = self._num_tokens[rows]
-        fits = lengths < self._max_model_len
-        rows, lengths = rows[fits], lengths[fits]
-        if rows.size:
-            self._grow_tokens(int(lengths.max()) + 1)
-            self.token_ids[rows, lengths] = np.array(token_ids, np.int32)[fits]
-            self._num_tokens[rows] = lengths + 1
 
     def _release(self, what: str, row: int) -> None:
         if not (0 <= row < self._is_used.size and self._is_used[row]):
@@ -145,7 +148,7 @@ class SequenceTable:
         self._grow_tokens(num_tokens)
         self._is_used[row] = True
         self.token_ids[row, :num_tokens] = token_ids
-        self._num_tokens[row] = num_tokens
+        self._num_tokens[row] = self.num_given_tokens[row] = num_tokens
         self.temperature[row] = sequence.sampling.temperature
         self.top_k[row] = min(sequence.sampling.top_k, self._vocab_size)
         self.top_p[row] = sequence.sampling.top_p
@@ -163,9 +166,13 @@ class SequenceTable:
         if too_long.any():
             row = rows[too_long][0]
             raise ProtocolError(f"{what} makes row {row} {totals[too_long][0]} tokens long; {self._length_limit()}")
+        late = (new > 0) & (self.num_given_tokens[rows] < self._num_tokens[rows])
+        if late.any():
+            raise ProtocolError(f"{what} brings tokens for row {rows[late][0]}, whose own samples were to come first")
         self._grow_tokens(int(totals.max()))
         self.token_ids[np.repeat(rows, new), _places(self._num_tokens[rows], new)] = token_ids
         self._num_tokens[rows] = totals
+        self.num_given_tokens[rows] += new
 
     def _append_blocks(self, what: str, rows: NDArray[np.int64], counts: Sequence[int], ids: Sequence[int]) -> None:
         if not ids:
@@ -186,6 +193,24 @@ class SequenceTable:
         self._grow_blocks(int(totals.max()))
         self.block_ids[np.repeat(rows, new), _places(self._num_blocks[rows], new)] = block_ids
         self._num_blocks[rows] = totals
+
+    def _reserve(self, what: str, batch: Batch) -> None:
+        """Count the token that each sequence of ``batch`` samples, if the longest sequence has a place for it.
+
+        Of the late tokens only the latest can be filled in: an earlier one is refused.
+        """
+        lengths = self._num_tokens[batch.rows]
+        ends = batch.num_computed_tokens + batch.num_tokens
+        first_late = np.maximum(batch.num_computed_tokens, self.num_given_tokens[batch.rows])
+        gone = first_late < np.minimum(ends, lengths - 1)
+        if gone.any():
+            raise ProtocolError(
+                f"{what} computes token {first_late[gone][0]} of row {batch.rows[gone][0]}, which was sampled here "
+                f"and is not kept"
+            )
+        lengths += batch.samples & (lengths < self._max_model_len)
+        self._grow_tokens(int(lengths.max(initial=0)))
+        self._num_tokens[batch.rows] = lengths
 
     def _check_rows(self, what: str, rows: NDArray[np.int64]) -> None:
         if not rows.size:
@@ -229,6 +254,7 @@ class SequenceTable:
             return
         rows = min(max(num_rows, 2 * self._is_used.size, _FIRST_ROWS), MAX_ROWS)
         self._is_used = _grown(self._is_used, rows)
+        self.num_given_tokens = _grown(self.num_given_tokens, rows)
         self._num_tokens = _grown(self._num_tokens, rows)
         self._num_blocks = _grown(self._num_blocks, rows)
         self.temperature = _grown(self.temperature, rows)

@@ -18,7 +18,7 @@ MAX_STEPS = 4096
 
 
 class Timeline:
-    """A ring of step timings: the compute thread adds, the event loop reads; both are atomic under the GIL."""
+    """A ring of step timings."""
 
     def __init__(self) -> None:
         self._timings: deque[StepTiming] = deque(maxlen=MAX_STEPS)

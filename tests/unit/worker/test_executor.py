@@ -7,25 +7,20 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-from services.worker.comm import Communicator, StageRanks
 from services.worker.executor import Executor
-from services.worker.joining import Assembly
-from services.worker.kv_cache import KvCache
-from services.worker.loading import LoadedStage, Place
-from services.worker.rendezvous import ProcessGroups
 from services.worker.timeline import Timeline
 from shared.clock import ManualClock
 from shared.errors import EngineLostError, OrcaError, ProtocolError
-from shared.messages import Joined, SamplingParams, StepPlan, StepResult
+from shared.messages import SamplingParams, StepPlan, StepResult
+from tests.fakes.fake_stage import VOCAB_SIZE, assemble
 from tests.fakes.fake_worker_peers import join_request, plan, sequence
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from services.worker.batch import ForwardBatch
-
-CPU = torch.device("cpu")
-VOCAB_SIZE = 16
+    from services.worker.kv_cache import KvCache
+    from services.worker.outcome import Outcome
 
 
 class FakeStage:
@@ -50,30 +45,15 @@ class FakeStage:
 
 def run(*plans: StepPlan, append: bool = False) -> tuple[list[StepResult], OrcaError | None, Timeline]:
     clock, timeline, results = ManualClock(), Timeline(), list[StepResult]()
-    place = Place("fake", torch.float32, CPU, stage=0, num_stages=1, tp_rank=0, tp_size=1)
-    loaded = LoadedStage(
-        place=place,
-        stage=FakeStage(clock),
-        ranks=StageRanks(0, 1),
-        hidden_size=1,
-        vocab_size=VOCAB_SIZE,
-        max_model_len=64,
-        dtype=torch.float32,
-        weights_bytes=0,
-        block_bytes=lambda block_size: block_size,
-        allocate_kv=lambda num_blocks, block_size: KvCache((), num_blocks, block_size),
-    )
-    communicator = Communicator(ProcessGroups(), hidden_size=1, dtype=torch.float32, device=CPU, max_sends=1)
-    assembly = Assembly(loaded, KvCache((), 8, 16), communicator, Joined(8, 64, VOCAB_SIZE, "float32", 0, 16))
 
-    def on_step(result: StepResult | None) -> None:
-        assert result is not None
-        results.append(result)
+    def on_step(outcome: Outcome) -> None:
+        timeline.add(outcome.timing())
+        results.append(outcome.result())
         if len(results) == len(plans):
             executor.stop()
 
     executor = Executor(
-        join_request(workers_append_tokens=append), assembly, timeline=timeline, clock=clock, on_step=on_step
+        join_request(workers_append_tokens=append), assemble(FakeStage(clock)), clock=clock, on_step=on_step
     )
     for step in plans:
         executor.submit(step, clock.now_ns())

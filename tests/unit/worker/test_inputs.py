@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
-from services.worker.inputs import forward_batch, sampling_columns
+from services.worker.inputs import flatten, forward_batch, late_tokens, sampling_columns
 from services.worker.sequences import SequenceTable
+from shared.ids import BlockId
 from shared.messages import SamplingParams
 from tests.fakes.fake_worker_peers import plan, sequence
 
@@ -35,7 +38,7 @@ def test_prefill_chunk_and_decode_are_flattened_side_by_side() -> None:
             appended_token_ids=[77],
         )
     )
-    inputs = forward_batch(table, batch, CPU)
+    inputs = forward_batch(table, batch, flatten(batch), CPU)
     assert inputs.token_ids.tolist() == [77, 13, 14, 15, 16]
     assert inputs.positions.tolist() == [6, 3, 4, 5, 6]
     assert inputs.slot_mapping.tolist() == [1 * 4 + 2, 30 * 4 + 3, 8 * 4, 8 * 4 + 1, 8 * 4 + 2]
@@ -72,4 +75,16 @@ def test_block_tables_are_padded_with_zeros() -> None:
             new_block_ids=[9, 8, 7, 6],
         )
     )
-    assert forward_batch(table, batch, CPU).block_tables.tolist() == [[9, 0, 0], [8, 7, 6]]
+    assert forward_batch(table, batch, flatten(batch), CPU).block_tables.tolist() == [[9, 0, 0], [8, 7, 6]]
+
+
+def test_late_tokens_are_those_that_no_plan_brings() -> None:
+    table = SequenceTable(max_model_len=64, vocab_size=100, num_blocks=32, block_size=4, reserves_sampled=True)
+    new = [sequence(0, range(3)), sequence(1, range(9))]
+    first = plan(0, (0, 0, 3), (1, 0, 4), samples=[True, False], new_sequences=new)
+    batch = table.apply(replace(first, num_new_blocks=[2, 3], new_block_ids=[BlockId(block) for block in range(5)]))
+    assert late_tokens(table, flatten(batch)).tolist() == []
+    batch = table.apply(plan(1, (1, 4, 5), (0, 3, 1)))
+    assert late_tokens(table, flatten(batch)).tolist() == [5]
+    batch = table.apply(plan(2, (1, 9, 1), (0, 4, 1)))
+    assert late_tokens(table, flatten(batch)).tolist() == [0, 1]

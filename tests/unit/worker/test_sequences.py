@@ -15,8 +15,13 @@ MAX_MODEL_LEN = 40
 BLOCK_SIZE = 4
 
 
-def make_table(**fields: int) -> SequenceTable:
-    defaults = {"max_model_len": MAX_MODEL_LEN, "vocab_size": 100, "num_blocks": 12, "block_size": BLOCK_SIZE}
+def make_table(**fields: Any) -> SequenceTable:
+    defaults: dict[str, Any] = {
+        "max_model_len": MAX_MODEL_LEN,
+        "vocab_size": 100,
+        "num_blocks": 12,
+        "block_size": BLOCK_SIZE,
+    }
     return SequenceTable(**{**defaults, **fields})
 
 
@@ -69,26 +74,43 @@ def test_appended_tokens_and_blocks_go_to_their_rows() -> None:
     assert table.block_ids[1, :1].tolist() == [6]
 
 
-def test_sampled_tokens_are_known_to_the_next_plan() -> None:
-    table = make_table()
+def test_a_place_is_reserved_for_each_token_that_will_be_sampled() -> None:
+    table = make_table(reserves_sampled=True)
     new = [sequence(0, [1, 2, 3]), sequence(1, range(MAX_MODEL_LEN)), sequence(2, [5, 6])]
-    batch = table.apply(
+    table.apply(
         plan(
             0,
             (0, 0, 3),
             (1, 0, MAX_MODEL_LEN),
             (2, 0, 1),
-            samples=[True, True, False],
+            samples=[True, True, False],  # the second has no place left
             new_sequences=new,
             num_new_blocks=[1, 10, 1],
             new_block_ids=range(12),
         )
     )
-    table.append_sampled(batch, [40, 41])  # the second has no place left, the third samples nothing
-    table.apply(plan(1, (0, 3, 1), (2, 1, 1)))
-    assert table.token_ids[0, :4].tolist() == [1, 2, 3, 40]
+    table.apply(plan(1, (0, 3, 1), (2, 1, 1), samples=[False, True]))
+    assert table.num_given_tokens[:3].tolist() == [3, MAX_MODEL_LEN, 2]
     with pytest.raises(ProtocolError, match="only 4 are known"):
         table.apply(plan(2, (0, 4, 1)))
+
+
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        (plan(3, (0, 3, 2)), "computes token 3 of row 0, which was sampled here and is not kept"),
+        (plan(3, (0, 0, 5)), "computes token 3 of row 0"),
+        (plan(3, (0, 5, 1), num_appended_tokens=[1], appended_token_ids=[7]), "brings tokens for row 0"),
+    ],
+)
+def test_of_the_tokens_sampled_here_a_plan_asks_for_the_last_alone(bad: Any, message: str) -> None:
+    table = make_table(reserves_sampled=True)
+    new = [sequence(0, [1, 2, 3])]
+    table.apply(plan(0, (0, 0, 3), new_sequences=new, num_new_blocks=[2], new_block_ids=[0, 1]))
+    table.apply(plan(1, (0, 3, 1)))
+    table.apply(plan(2))
+    with pytest.raises(ProtocolError, match=message):
+        table.apply(bad)
 
 
 def test_released_row_is_clean_when_it_is_used_again() -> None:
