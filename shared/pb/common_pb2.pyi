@@ -387,3 +387,117 @@ class EngineStatus(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___EngineStatus: _TypeAlias = EngineStatus  # noqa: Y015
+
+@_typing.final
+class StageTimeline(_message.Message):
+    """Iterations as they passed through the leader of one stage: columns of equal length, oldest first. Times are of the
+    scheduler's monotonic clock, nanoseconds: a stage on another host is translated, within half a round trip.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STAGE_FIELD_NUMBER: _builtins.int
+    STEP_IDS_FIELD_NUMBER: _builtins.int
+    RECEIVED_NS_FIELD_NUMBER: _builtins.int
+    STARTED_NS_FIELD_NUMBER: _builtins.int
+    ENDED_NS_FIELD_NUMBER: _builtins.int
+    NUM_SEQUENCES_FIELD_NUMBER: _builtins.int
+    NUM_TOKENS_FIELD_NUMBER: _builtins.int
+    NUM_DECODE_TOKENS_FIELD_NUMBER: _builtins.int
+    stage: _builtins.int
+    @_builtins.property
+    def step_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def received_ns(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The control message arrived."""
+
+    @_builtins.property
+    def started_ns(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The compute began: activations of the stage before are there."""
+
+    @_builtins.property
+    def ended_ns(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The compute ended."""
+
+    @_builtins.property
+    def num_sequences(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def num_tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def num_decode_tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Of these, tokens of sequences that computed one token; the others are of prompts (prefill)."""
+
+    def __init__(
+        self,
+        *,
+        stage: _builtins.int = ...,
+        step_ids: _abc.Iterable[_builtins.int] | None = ...,
+        received_ns: _abc.Iterable[_builtins.int] | None = ...,
+        started_ns: _abc.Iterable[_builtins.int] | None = ...,
+        ended_ns: _abc.Iterable[_builtins.int] | None = ...,
+        num_sequences: _abc.Iterable[_builtins.int] | None = ...,
+        num_tokens: _abc.Iterable[_builtins.int] | None = ...,
+        num_decode_tokens: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ended_ns", b"ended_ns", "num_decode_tokens", b"num_decode_tokens", "num_sequences", b"num_sequences", "num_tokens", b"num_tokens", "received_ns", b"received_ns", "stage", b"stage", "started_ns", b"started_ns", "step_ids", b"step_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StageTimeline: _TypeAlias = StageTimeline  # noqa: Y015
+
+@_typing.final
+class EngineSnapshot(_message.Message):
+    """What the engine is doing, and what it has done since the snapshot before."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STATUS_FIELD_NUMBER: _builtins.int
+    TAKEN_NS_FIELD_NUMBER: _builtins.int
+    STAGES_FIELD_NUMBER: _builtins.int
+    OUTPUT_TOKENS_PER_S_FIELD_NUMBER: _builtins.int
+    PREFILL_TOKENS_PER_S_FIELD_NUMBER: _builtins.int
+    STEPS_PER_S_FIELD_NUMBER: _builtins.int
+    taken_ns: _builtins.int
+    """When it was taken, by the scheduler's monotonic clock, nanoseconds."""
+    output_tokens_per_s: _builtins.float
+    """Since the snapshot before, and thus unset in the first one: output tokens ..."""
+    prefill_tokens_per_s: _builtins.float
+    """... tokens of prompts that were computed ..."""
+    steps_per_s: _builtins.float
+    """... and iterations."""
+    @_builtins.property
+    def status(self) -> Global___EngineStatus: ...
+    @_builtins.property
+    def stages(self) -> _containers.RepeatedCompositeFieldContainer[Global___StageTimeline]:
+        """Iterations that have ended since the snapshot before; in the first one, the latest ones. At most 2048 of each stage."""
+
+    def __init__(
+        self,
+        *,
+        status: Global___EngineStatus | None = ...,
+        taken_ns: _builtins.int = ...,
+        stages: _abc.Iterable[Global___StageTimeline] | None = ...,
+        output_tokens_per_s: _builtins.float | None = ...,
+        prefill_tokens_per_s: _builtins.float | None = ...,
+        steps_per_s: _builtins.float | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_output_tokens_per_s", b"_output_tokens_per_s", "_prefill_tokens_per_s", b"_prefill_tokens_per_s", "_steps_per_s", b"_steps_per_s", "output_tokens_per_s", b"output_tokens_per_s", "prefill_tokens_per_s", b"prefill_tokens_per_s", "status", b"status", "steps_per_s", b"steps_per_s"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_output_tokens_per_s", b"_output_tokens_per_s", "_prefill_tokens_per_s", b"_prefill_tokens_per_s", "_steps_per_s", b"_steps_per_s", "output_tokens_per_s", b"output_tokens_per_s", "prefill_tokens_per_s", b"prefill_tokens_per_s", "stages", b"stages", "status", b"status", "steps_per_s", b"steps_per_s", "taken_ns", b"taken_ns"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__output_tokens_per_s: _TypeAlias = _typing.Literal["output_tokens_per_s"]  # noqa: Y015
+    _WhichOneofArgType__output_tokens_per_s: _TypeAlias = _typing.Literal["_output_tokens_per_s", b"_output_tokens_per_s"]  # noqa: Y015
+    _WhichOneofReturnType__prefill_tokens_per_s: _TypeAlias = _typing.Literal["prefill_tokens_per_s"]  # noqa: Y015
+    _WhichOneofArgType__prefill_tokens_per_s: _TypeAlias = _typing.Literal["_prefill_tokens_per_s", b"_prefill_tokens_per_s"]  # noqa: Y015
+    _WhichOneofReturnType__steps_per_s: _TypeAlias = _typing.Literal["steps_per_s"]  # noqa: Y015
+    _WhichOneofArgType__steps_per_s: _TypeAlias = _typing.Literal["_steps_per_s", b"_steps_per_s"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__output_tokens_per_s) -> _WhichOneofReturnType__output_tokens_per_s | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__prefill_tokens_per_s) -> _WhichOneofReturnType__prefill_tokens_per_s | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__steps_per_s) -> _WhichOneofReturnType__steps_per_s | None: ...
+
+Global___EngineSnapshot: _TypeAlias = EngineSnapshot  # noqa: Y015

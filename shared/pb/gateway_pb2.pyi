@@ -836,3 +836,55 @@ class GetStatusResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetStatusResponse: _TypeAlias = GetStatusResponse  # noqa: Y015
+
+@_typing.final
+class WatchMeshRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    INTERVAL_MS_FIELD_NUMBER: _builtins.int
+    interval_ms: _builtins.int
+    """From one snapshot to the next, milliseconds. Range [250, 10000]; 1000 where it is not given."""
+    def __init__(
+        self,
+        *,
+        interval_ms: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_interval_ms", b"_interval_ms", "interval_ms", b"interval_ms"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_interval_ms", b"_interval_ms", "interval_ms", b"interval_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__interval_ms: _TypeAlias = _typing.Literal["interval_ms"]  # noqa: Y015
+    _WhichOneofArgType__interval_ms: _TypeAlias = _typing.Literal["_interval_ms", b"_interval_ms"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__interval_ms) -> _WhichOneofReturnType__interval_ms | None: ...
+
+Global___WatchMeshRequest: _TypeAlias = WatchMeshRequest  # noqa: Y015
+
+@_typing.final
+class MeshSnapshot(_message.Message):
+    """What the mesh does."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ENGINE_FIELD_NUMBER: _builtins.int
+    GATEWAY_ID_FIELD_NUMBER: _builtins.int
+    NUM_GATEWAY_REQUESTS_FIELD_NUMBER: _builtins.int
+    gateway_id: _builtins.str
+    """host:port of the gateway that says so."""
+    num_gateway_requests: _builtins.int
+    """Requests that it is serving now."""
+    @_builtins.property
+    def engine(self) -> _common_pb2.EngineSnapshot: ...
+    def __init__(
+        self,
+        *,
+        engine: _common_pb2.EngineSnapshot | None = ...,
+        gateway_id: _builtins.str = ...,
+        num_gateway_requests: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["engine", b"engine"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["engine", b"engine", "gateway_id", b"gateway_id", "num_gateway_requests", b"num_gateway_requests"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MeshSnapshot: _TypeAlias = MeshSnapshot  # noqa: Y015

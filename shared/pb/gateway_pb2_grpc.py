@@ -64,6 +64,11 @@ class GatewayStub:
                 request_serializer=shared_dot_pb_dot_gateway__pb2.GetStatusRequest.SerializeToString,
                 response_deserializer=shared_dot_pb_dot_gateway__pb2.GetStatusResponse.FromString,
                 _registered_method=True)
+        self.WatchMesh = channel.unary_stream(
+                '/orca.v1.Gateway/WatchMesh',
+                request_serializer=shared_dot_pb_dot_gateway__pb2.WatchMeshRequest.SerializeToString,
+                response_deserializer=shared_dot_pb_dot_gateway__pb2.MeshSnapshot.FromString,
+                _registered_method=True)
 
 
 class GatewayServicer:
@@ -111,6 +116,13 @@ class GatewayServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def WatchMesh(self, request, context):
+        """Streams what the mesh does to somebody who watches; it goes on when the scheduler is gone, and says so.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_GatewayServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -143,6 +155,11 @@ def add_GatewayServicer_to_server(servicer, server):
                     servicer.GetStatus,
                     request_deserializer=shared_dot_pb_dot_gateway__pb2.GetStatusRequest.FromString,
                     response_serializer=shared_dot_pb_dot_gateway__pb2.GetStatusResponse.SerializeToString,
+            ),
+            'WatchMesh': grpc.unary_stream_rpc_method_handler(
+                    servicer.WatchMesh,
+                    request_deserializer=shared_dot_pb_dot_gateway__pb2.WatchMeshRequest.FromString,
+                    response_serializer=shared_dot_pb_dot_gateway__pb2.MeshSnapshot.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -307,6 +324,33 @@ class Gateway:
             '/orca.v1.Gateway/GetStatus',
             shared_dot_pb_dot_gateway__pb2.GetStatusRequest.SerializeToString,
             shared_dot_pb_dot_gateway__pb2.GetStatusResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def WatchMesh(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/orca.v1.Gateway/WatchMesh',
+            shared_dot_pb_dot_gateway__pb2.WatchMeshRequest.SerializeToString,
+            shared_dot_pb_dot_gateway__pb2.MeshSnapshot.FromString,
             options,
             channel_credentials,
             insecure,

@@ -43,6 +43,8 @@ class GatewayStub:
     """Tells what model is served and its limits."""
     GetStatus: _grpc.UnaryUnaryMultiCallable[_gateway_pb2.GetStatusRequest, _gateway_pb2.GetStatusResponse]
     """Tells the state of the engine behind this gateway."""
+    WatchMesh: _grpc.UnaryStreamMultiCallable[_gateway_pb2.WatchMeshRequest, _gateway_pb2.MeshSnapshot]
+    """Streams what the mesh does to somebody who watches; it goes on when the scheduler is gone, and says so."""
 
 @_typing.type_check_only
 class GatewayAsyncStub(GatewayStub):
@@ -59,6 +61,8 @@ class GatewayAsyncStub(GatewayStub):
     """Tells what model is served and its limits."""
     GetStatus: _aio.UnaryUnaryMultiCallable[_gateway_pb2.GetStatusRequest, _gateway_pb2.GetStatusResponse]  # type: ignore[assignment]
     """Tells the state of the engine behind this gateway."""
+    WatchMesh: _aio.UnaryStreamMultiCallable[_gateway_pb2.WatchMeshRequest, _gateway_pb2.MeshSnapshot]  # type: ignore[assignment]
+    """Streams what the mesh does to somebody who watches; it goes on when the scheduler is gone, and says so."""
 
 class GatewayServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -108,5 +112,13 @@ class GatewayServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_gateway_pb2.GetStatusResponse, _abc.Awaitable[_gateway_pb2.GetStatusResponse]]:
         """Tells the state of the engine behind this gateway."""
+
+    @_abc_1.abstractmethod
+    def WatchMesh(
+        self,
+        request: _gateway_pb2.WatchMeshRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_gateway_pb2.MeshSnapshot], _abc.AsyncIterator[_gateway_pb2.MeshSnapshot]]:
+        """Streams what the mesh does to somebody who watches; it goes on when the scheduler is gone, and says so."""
 
 def add_GatewayServicer_to_server(servicer: GatewayServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -3,6 +3,7 @@
 import grpc
 import warnings
 
+from shared.pb import common_pb2 as shared_dot_pb_dot_common__pb2
 from shared.pb import scheduler_pb2 as shared_dot_pb_dot_scheduler__pb2
 
 GRPC_GENERATED_VERSION = '1.85.1'
@@ -44,6 +45,11 @@ class SchedulerStub:
                 request_serializer=shared_dot_pb_dot_scheduler__pb2.GetEngineStatusRequest.SerializeToString,
                 response_deserializer=shared_dot_pb_dot_scheduler__pb2.GetEngineStatusResponse.FromString,
                 _registered_method=True)
+        self.WatchEngine = channel.unary_stream(
+                '/orca.v1.Scheduler/WatchEngine',
+                request_serializer=shared_dot_pb_dot_scheduler__pb2.WatchEngineRequest.SerializeToString,
+                response_deserializer=shared_dot_pb_dot_common__pb2.EngineSnapshot.FromString,
+                _registered_method=True)
 
 
 class SchedulerServicer:
@@ -63,6 +69,13 @@ class SchedulerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def WatchEngine(self, request, context):
+        """Streams what the engine does to somebody who watches. While nobody does, nothing is collected.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_SchedulerServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -75,6 +88,11 @@ def add_SchedulerServicer_to_server(servicer, server):
                     servicer.GetEngineStatus,
                     request_deserializer=shared_dot_pb_dot_scheduler__pb2.GetEngineStatusRequest.FromString,
                     response_serializer=shared_dot_pb_dot_scheduler__pb2.GetEngineStatusResponse.SerializeToString,
+            ),
+            'WatchEngine': grpc.unary_stream_rpc_method_handler(
+                    servicer.WatchEngine,
+                    request_deserializer=shared_dot_pb_dot_scheduler__pb2.WatchEngineRequest.FromString,
+                    response_serializer=shared_dot_pb_dot_common__pb2.EngineSnapshot.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -131,6 +149,33 @@ class Scheduler:
             '/orca.v1.Scheduler/GetEngineStatus',
             shared_dot_pb_dot_scheduler__pb2.GetEngineStatusRequest.SerializeToString,
             shared_dot_pb_dot_scheduler__pb2.GetEngineStatusResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def WatchEngine(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/orca.v1.Scheduler/WatchEngine',
+            shared_dot_pb_dot_scheduler__pb2.WatchEngineRequest.SerializeToString,
+            shared_dot_pb_dot_common__pb2.EngineSnapshot.FromString,
             options,
             channel_credentials,
             insecure,

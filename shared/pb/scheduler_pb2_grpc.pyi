@@ -5,6 +5,7 @@ Gateway <-> scheduler: one long-lived stream for each gateway."""
 
 from collections import abc as _abc
 from grpc import aio as _aio
+from shared.pb import common_pb2 as _common_pb2
 from shared.pb import scheduler_pb2 as _scheduler_pb2
 import abc as _abc_1
 import grpc as _grpc
@@ -35,6 +36,8 @@ class SchedulerStub:
     """Requests up, events down. When the stream ends, all its requests are cancelled."""
     GetEngineStatus: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.GetEngineStatusRequest, _scheduler_pb2.GetEngineStatusResponse]
     """Tells the state of the engine."""
+    WatchEngine: _grpc.UnaryStreamMultiCallable[_scheduler_pb2.WatchEngineRequest, _common_pb2.EngineSnapshot]
+    """Streams what the engine does to somebody who watches. While nobody does, nothing is collected."""
 
 @_typing.type_check_only
 class SchedulerAsyncStub(SchedulerStub):
@@ -43,6 +46,8 @@ class SchedulerAsyncStub(SchedulerStub):
     """Requests up, events down. When the stream ends, all its requests are cancelled."""
     GetEngineStatus: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.GetEngineStatusRequest, _scheduler_pb2.GetEngineStatusResponse]  # type: ignore[assignment]
     """Tells the state of the engine."""
+    WatchEngine: _aio.UnaryStreamMultiCallable[_scheduler_pb2.WatchEngineRequest, _common_pb2.EngineSnapshot]  # type: ignore[assignment]
+    """Streams what the engine does to somebody who watches. While nobody does, nothing is collected."""
 
 class SchedulerServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -60,5 +65,13 @@ class SchedulerServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_scheduler_pb2.GetEngineStatusResponse, _abc.Awaitable[_scheduler_pb2.GetEngineStatusResponse]]:
         """Tells the state of the engine."""
+
+    @_abc_1.abstractmethod
+    def WatchEngine(
+        self,
+        request: _scheduler_pb2.WatchEngineRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_common_pb2.EngineSnapshot], _abc.AsyncIterator[_common_pb2.EngineSnapshot]]:
+        """Streams what the engine does to somebody who watches. While nobody does, nothing is collected."""
 
 def add_SchedulerServicer_to_server(servicer: SchedulerServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -513,18 +513,24 @@ class GetTimelineRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     MAX_STEPS_FIELD_NUMBER: _builtins.int
+    AFTER_STEP_ID_FIELD_NUMBER: _builtins.int
     max_steps: _builtins.int
     """At most this many of the latest steps; 0 for all that are kept."""
+    after_step_id: _builtins.int
+    """Only steps after this one."""
     def __init__(
         self,
         *,
         max_steps: _builtins.int = ...,
+        after_step_id: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_after_step_id", b"_after_step_id", "after_step_id", b"after_step_id"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["max_steps", b"max_steps"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_after_step_id", b"_after_step_id", "after_step_id", b"after_step_id", "max_steps", b"max_steps"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__after_step_id: _TypeAlias = _typing.Literal["after_step_id"]  # noqa: Y015
+    _WhichOneofArgType__after_step_id: _TypeAlias = _typing.Literal["_after_step_id", b"_after_step_id"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__after_step_id) -> _WhichOneofReturnType__after_step_id | None: ...
 
 Global___GetTimelineRequest: _TypeAlias = GetTimelineRequest  # noqa: Y015
 
@@ -542,8 +548,12 @@ class GetTimelineResponse(_message.Message):
     ENDED_NS_FIELD_NUMBER: _builtins.int
     NUM_SEQUENCES_FIELD_NUMBER: _builtins.int
     NUM_TOKENS_FIELD_NUMBER: _builtins.int
+    NUM_DECODE_TOKENS_FIELD_NUMBER: _builtins.int
+    NOW_NS_FIELD_NUMBER: _builtins.int
     stage: _builtins.int
     tp_rank: _builtins.int
+    now_ns: _builtins.int
+    """When this was answered, by the same clock: who asks can translate it."""
     @_builtins.property
     def step_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
@@ -562,6 +572,10 @@ class GetTimelineResponse(_message.Message):
     def num_sequences(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
     def num_tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def num_decode_tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Of these, tokens of sequences that computed one token; the others are of prompts (prefill)."""
+
     def __init__(
         self,
         *,
@@ -573,10 +587,12 @@ class GetTimelineResponse(_message.Message):
         ended_ns: _abc.Iterable[_builtins.int] | None = ...,
         num_sequences: _abc.Iterable[_builtins.int] | None = ...,
         num_tokens: _abc.Iterable[_builtins.int] | None = ...,
+        num_decode_tokens: _abc.Iterable[_builtins.int] | None = ...,
+        now_ns: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ended_ns", b"ended_ns", "num_sequences", b"num_sequences", "num_tokens", b"num_tokens", "received_ns", b"received_ns", "stage", b"stage", "started_ns", b"started_ns", "step_ids", b"step_ids", "tp_rank", b"tp_rank"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ended_ns", b"ended_ns", "now_ns", b"now_ns", "num_decode_tokens", b"num_decode_tokens", "num_sequences", b"num_sequences", "num_tokens", b"num_tokens", "received_ns", b"received_ns", "stage", b"stage", "started_ns", b"started_ns", "step_ids", b"step_ids", "tp_rank", b"tp_rank"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
