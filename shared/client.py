@@ -6,25 +6,20 @@
         async for delta in client.generate("The capital of France is", GenerateOptions(max_tokens=8)):
             print(delta.text, end="")
 
-Failures are the typed errors of ``shared.errors``; nothing of gRPC shows.
+Failures are the typed errors of ``shared.errors``; nothing of gRPC shows. Without asyncio: ``shared.sync_client``.
+Whole answers instead of deltas: ``shared.completion``.
 """
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-from typing import TYPE_CHECKING, Self, TypeVar
+from typing import TYPE_CHECKING, Self
 
 from grpc import aio
 
-from shared.codec.generation import (
-    chat_to_pb,
-    delta_from_pb,
-    gateway_status_from_pb,
-    generate_to_pb,
-    model_info_from_pb,
-)
-from shared.errors import InvalidRequestError, UnavailableError
+from shared.codec.calls import chat_call, detokenize_call, generate_call, tokenize_call
+from shared.codec.generation import delta_from_pb, gateway_status_from_pb, model_info_from_pb
+from shared.errors import UnavailableError
 from shared.generation import (
     ChatMessage,
     ChatRequest,
@@ -56,8 +51,6 @@ __all__ = [
     "GenerateRequest",
     "ModelInfo",
 ]
-
-_Request = TypeVar("_Request", GenerateRequest, ChatRequest)
 
 
 class GatewayClient:
@@ -104,12 +97,7 @@ class GatewayClient:
             UnavailableError: the gateway is not there, not ready or leaving.
             OrcaError: anything else, a missed ``timeout_s`` too; ``code`` is the status.
         """
-        request = prompt if isinstance(prompt, GenerateRequest) else GenerateRequest((prompt,))
-
-        def start() -> _Call:
-            return self._stub.Generate(generate_to_pb(_adapted(request, options, request_id)), timeout=timeout_s)
-
-        return self._deltas(start)
+        return self._deltas(lambda: self._stub.Generate(generate_call(prompt, options, request_id), timeout=timeout_s))
 
     def chat(
         self,
@@ -120,25 +108,18 @@ class GatewayClient:
         timeout_s: float | None = None,
     ) -> AsyncGenerator[Delta, None]:
         """Answer a conversation through the model's own chat template; errors as in ``generate``."""
-        request = messages if isinstance(messages, ChatRequest) else ChatRequest(messages)
-
-        def start() -> _Call:
-            return self._stub.Chat(chat_to_pb(_adapted(request, options, request_id)), timeout=timeout_s)
-
-        return self._deltas(start)
+        return self._deltas(lambda: self._stub.Chat(chat_call(messages, options, request_id), timeout=timeout_s))
 
     async def tokenize(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Return the token ids of a text, with the tokens that the model wants around every text or without."""
-        with _building():
-            request = gateway_pb2.TokenizeRequest(text=text, add_special_tokens=add_special_tokens)
+        request = tokenize_call(text, add_special_tokens=add_special_tokens)
         with self._mapped():
             response = await self._stub.Tokenize(request, timeout=self._timeout_s)
         return list(response.token_ids)
 
     async def detokenize(self, token_ids: Sequence[int]) -> str:
         """Return the text of token ids."""
-        with _building():
-            request = gateway_pb2.DetokenizeRequest(token_ids=token_ids)
+        request = detokenize_call(token_ids)
         with self._mapped():
             response = await self._stub.Detokenize(request, timeout=self._timeout_s)
         return response.text
@@ -156,7 +137,7 @@ class GatewayClient:
         return gateway_status_from_pb(response)
 
     async def _deltas(self, start: Callable[[], _Call]) -> AsyncGenerator[Delta, None]:
-        with self._mapped(), _building():
+        with self._mapped():
             call = start()
         try:
             with self._mapped():
@@ -173,20 +154,3 @@ class GatewayClient:
             raise error_from_rpc(failure, f"gateway at {self._address}") from failure
         except aio.UsageError as error:
             raise UnavailableError("this client is closed; open another one") from error
-
-
-def _adapted(request: _Request, options: GenerateOptions | None, request_id: str | None) -> _Request:
-    return dataclasses.replace(
-        request,
-        options=request.options if options is None else options,
-        request_id=request.request_id if request_id is None else request_id,
-    )
-
-
-@contextlib.contextmanager
-def _building() -> Iterator[None]:
-    """Wrap the making of a message: what does not fit into a field can never be sent."""
-    try:
-        yield
-    except (TypeError, ValueError) as error:
-        raise InvalidRequestError(f"the request cannot be sent: {error}") from error
