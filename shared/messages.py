@@ -354,3 +354,5 @@ class StepTiming:
     ended_ns: int
     num_sequences: int
     num_tokens: int
+    num_decode_tokens: int = 0
+    """Of these, tokens of sequences that computed one; the others are of prompts (prefill)."""

@@ -37,6 +37,7 @@ class Outcome(NamedTuple):
             ended_ns=self.ended_ns,
             num_sequences=len(self.plan.rows),
             num_tokens=sum(self.plan.num_tokens),
+            num_decode_tokens=self.plan.num_tokens.count(1),
         )
 
     def result(self) -> StepResult:

@@ -10,6 +10,7 @@ from services.worker.forwarding import Onward, peers_of
 from shared.codec.joining import join_progress_to_pb, join_request_from_pb
 from shared.codec.steps import step_plan_from_pb, step_result_to_pb, timeline_to_pb
 from shared.errors import EngineLostError, OrcaError, ProtocolError
+from shared.ids import StepId
 from shared.pb import worker_pb2, worker_pb2_grpc
 
 if TYPE_CHECKING:
@@ -88,7 +89,9 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
     ) -> worker_pb2.GetTimelineResponse:
         """Return when the latest steps arrived, began and ended here."""
         del context
-        return timeline_to_pb(self._stage, self._tp_rank, self._engine.timeline.latest(request.max_steps))
+        after = StepId(request.after_step_id) if request.HasField("after_step_id") else None
+        timings = self._engine.timeline.latest(request.max_steps, after=after)
+        return timeline_to_pb(self._stage, self._tp_rank, timings, self._clock.now_ns())
 
     async def _pump(self, messages: AsyncIterator[worker_pb2.StepPlan], membership: Membership, onward: Onward) -> int:
         """Take each message, pass it on, and only then let it be computed; return how many there were."""

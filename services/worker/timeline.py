@@ -6,9 +6,11 @@ Knows the last 4096 steps of one epoch. Times are of the host's monotonic clock,
 from __future__ import annotations
 
 from collections import deque
+from itertools import islice, takewhile
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from shared.ids import StepId
     from shared.messages import StepTiming
 
 __all__ = ["MAX_STEPS", "Timeline"]
@@ -27,6 +29,9 @@ class Timeline:
         """Add a step that has ended."""
         self._timings.append(timing)
 
-    def latest(self, max_steps: int = 0) -> list[StepTiming]:
-        """Return the latest ``max_steps`` steps, oldest first; 0 for all that are kept."""
-        return list(self._timings)[-max_steps:]
+    def latest(self, max_steps: int = 0, *, after: StepId | None = None) -> list[StepTiming]:
+        """Return the latest ``max_steps`` steps, those after one step only, oldest first; 0 for all that are kept."""
+        newest_first = islice(reversed(self._timings), max_steps or None)
+        found = list(takewhile(lambda timing: after is None or timing.step_id > after, newest_first))
+        found.reverse()
+        return found

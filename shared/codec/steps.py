@@ -135,8 +135,8 @@ def step_result_from_pb(message: worker_pb2.StepResult) -> StepResult:
     )
 
 
-def timeline_to_pb(stage: int, tp_rank: int, timings: list[StepTiming]) -> worker_pb2.GetTimelineResponse:
-    """Translate."""
+def timeline_to_pb(stage: int, tp_rank: int, timings: list[StepTiming], now_ns: int) -> worker_pb2.GetTimelineResponse:
+    """Translate; ``now_ns`` is the present by the clock of the timings."""
     return worker_pb2.GetTimelineResponse(
         stage=stage,
         tp_rank=tp_rank,
@@ -146,6 +146,8 @@ def timeline_to_pb(stage: int, tp_rank: int, timings: list[StepTiming]) -> worke
         ended_ns=[timing.ended_ns for timing in timings],
         num_sequences=[timing.num_sequences for timing in timings],
         num_tokens=[timing.num_tokens for timing in timings],
+        num_decode_tokens=[timing.num_decode_tokens for timing in timings],
+        now_ns=now_ns,
     )
 
 
@@ -158,7 +160,8 @@ def timeline_from_pb(message: worker_pb2.GetTimelineResponse) -> list[StepTiming
         message.ended_ns,
         message.num_sequences,
         message.num_tokens,
+        message.num_decode_tokens,
     )
-    names = ("step_ids", "received_ns", "started_ns", "ended_ns", "num_sequences", "num_tokens")
+    names = ("step_ids", "received_ns", "started_ns", "ended_ns", "num_sequences", "num_tokens", "num_decode_tokens")
     check_columns("timeline", *((name, len(column)) for name, column in zip(names, columns, strict=True)))
     return [StepTiming(StepId(step_id), *rest) for step_id, *rest in zip(*columns, strict=True)]

@@ -343,10 +343,10 @@ def test_every_translation_is_tried() -> None:
     assert tried == {name for module in (engine, generation, joining, session, steps) for name in module.__all__}
 
 
-@given(st.lists(st.builds(StepTiming, u64.map(StepId), u64, u64, u64, u32, u32), max_size=4), u32, u32)
-def test_timeline(timings: list[StepTiming], stage: int, tp_rank: int) -> None:
-    message = over_the_wire(steps.timeline_to_pb(stage, tp_rank, timings))
-    assert (message.stage, message.tp_rank) == (stage, tp_rank)
+@given(st.lists(st.builds(StepTiming, u64.map(StepId), u64, u64, u64, u32, u32, u32), max_size=4), u32, u32, u64)
+def test_timeline(timings: list[StepTiming], stage: int, tp_rank: int, now_ns: int) -> None:
+    message = over_the_wire(steps.timeline_to_pb(stage, tp_rank, timings, now_ns))
+    assert (message.stage, message.tp_rank, message.now_ns) == (stage, tp_rank, now_ns)
     assert steps.timeline_from_pb(message) == timings
 
 

@@ -25,3 +25,12 @@ def test_old_steps_make_room() -> None:
         timeline.add(timing(step_id))
     kept = timeline.latest()
     assert (len(kept), kept[0].step_id, kept[-1].step_id) == (MAX_STEPS, 3, MAX_STEPS + 2)
+
+
+def test_what_is_new_since_a_step() -> None:
+    timeline = Timeline()
+    for step_id in range(10):
+        timeline.add(timing(step_id))
+    assert timeline.latest(after=StepId(6)) == [timing(step_id) for step_id in (7, 8, 9)]
+    assert timeline.latest(2, after=StepId(6)) == [timing(8), timing(9)]
+    assert timeline.latest(after=StepId(9)) == []
