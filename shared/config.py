@@ -7,9 +7,13 @@ own piece only.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from shared.errors import ConfigError
 from shared.topology import Topology
+
+if TYPE_CHECKING:
+    from shared.tls import TlsFiles
 
 __all__ = [
     "DEFAULT_MODEL",
@@ -154,6 +158,8 @@ class SchedulerConfig:
 
     listen: ListenConfig = field(default_factory=ListenConfig)
     engine: EngineConfig = field(default_factory=EngineConfig)
+    mesh_tls: TlsFiles | None = None
+    """TLS between the services, both ends checked; None: in the clear."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,6 +177,8 @@ class WorkerConfig:
     """"auto" is CUDA where there is a GPU."""
     num_threads: int = 0
     """Compute threads; 0 leaves the choice to torch."""
+    mesh_tls: TlsFiles | None = None
+    """TLS between the services, both ends checked; None: in the clear."""
 
     def __post_init__(self) -> None:
         """Check ranges."""
@@ -192,10 +200,22 @@ class GatewayConfig:
     scheduler: str
     """host:port of the scheduler."""
     listen: ListenConfig = field(default_factory=lambda: ListenConfig(port=50051))
-    max_requests: int = 1024
-    """Requests served at once; one more is refused with RESOURCE_EXHAUSTED."""
+    max_requests: int = 256
+    """Requests in service at once, choices counted: with the scheduler, which serves in order of arrival."""
+    max_queued: int = 1024
+    """Requests that wait before it, in fair shares between clients; one more is refused with RESOURCE_EXHAUSTED."""
+    max_queued_bytes: int = 256 << 20
+    """Memory for what waits."""
+    api_keys: str = ""
+    """Path of the file of API keys (`services.gateway.key_file`); empty: everybody may call."""
+    tls: TlsFiles | None = None
+    """TLS towards clients; None: in the clear."""
+    mesh_tls: TlsFiles | None = None
+    """TLS towards the scheduler, both ends checked; None: in the clear."""
 
     def __post_init__(self) -> None:
         """Check ranges."""
         check_address("scheduler", self.scheduler)
         _check_range("max-requests", self.max_requests, 1, 1 << 20)
+        _check_range("max-queued", self.max_queued, 0, 1 << 20)
+        _check_range("max-queued-bytes", self.max_queued_bytes, 0, 1 << 40)
