@@ -20,6 +20,7 @@ __all__ = [
     "EngineConfig",
     "GatewayConfig",
     "ListenConfig",
+    "ObservabilityConfig",
     "SchedulerConfig",
     "SchedulingConfig",
     "WorkerConfig",
@@ -63,6 +64,21 @@ class ListenConfig:
         _check_range("port", self.port, 0, 65535)
         if not self.host:
             raise ConfigError("--host must not be empty; 127.0.0.1 is this host only, 0.0.0.0 is every interface")
+
+
+@dataclass(frozen=True, slots=True)
+class ObservabilityConfig:
+    """What a service tells about itself, beside its log."""
+
+    metrics: ListenConfig | None = None
+    """Where Prometheus may scrape ``/metrics``; None: nowhere."""
+    otlp_endpoint: str = ""
+    """Base URL of an OpenTelemetry collector that takes spans by OTLP over HTTP; empty: no traces."""
+
+    def __post_init__(self) -> None:
+        """Check the URL."""
+        if self.otlp_endpoint and not self.otlp_endpoint.startswith(("http://", "https://")):
+            raise ConfigError(f"--otlp-endpoint must be a URL like http://127.0.0.1:4318, not {self.otlp_endpoint!r}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +176,7 @@ class SchedulerConfig:
     engine: EngineConfig = field(default_factory=EngineConfig)
     mesh_tls: TlsFiles | None = None
     """TLS between the services, both ends checked; None: in the clear."""
+    observability: ObservabilityConfig = field(default_factory=ObservabilityConfig)
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,6 +196,7 @@ class WorkerConfig:
     """Compute threads; 0 leaves the choice to torch."""
     mesh_tls: TlsFiles | None = None
     """TLS between the services, both ends checked; None: in the clear."""
+    observability: ObservabilityConfig = field(default_factory=ObservabilityConfig)
 
     def __post_init__(self) -> None:
         """Check ranges."""
@@ -212,6 +230,7 @@ class GatewayConfig:
     """TLS towards clients; None: in the clear."""
     mesh_tls: TlsFiles | None = None
     """TLS towards the scheduler, both ends checked; None: in the clear."""
+    observability: ObservabilityConfig = field(default_factory=ObservabilityConfig)
 
     def __post_init__(self) -> None:
         """Check ranges."""

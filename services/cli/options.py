@@ -102,6 +102,37 @@ LogFormatOption = Annotated[
         help="How to log on standard error; auto is pretty on a terminal and JSON lines elsewhere.",
     ),
 ]
+MetricsHostOption = Annotated[
+    str,
+    typer.Option(
+        "--metrics-host",
+        envvar="ORCA_METRICS_HOST",
+        rich_help_panel=_PROCESS,
+        help="Address at which /metrics is served; it is for Prometheus, not for the world.",
+    ),
+]
+MetricsPortOption = Annotated[
+    str,
+    typer.Option(
+        "--metrics-port",
+        envvar="ORCA_METRICS_PORT",
+        metavar="PORT|off",
+        rich_help_panel=_PROCESS,
+        help="Port at which Prometheus may scrape /metrics; 0 takes any free one, which the log tells.",
+    ),
+]
+OtlpEndpointOption = Annotated[
+    str,
+    typer.Option(
+        "--otlp-endpoint",
+        envvar="ORCA_OTLP_ENDPOINT",
+        metavar="URL",
+        show_default="off",
+        rich_help_panel=_PROCESS,
+        help="OpenTelemetry collector that takes traces by OTLP over HTTP, for example http://127.0.0.1:4318; the "
+        "standard OTEL_… variables are heeded, too. Needs `pip install orca-mesh\\[otel]`.",
+    ),
+]
 ExitWithParentOption = Annotated[
     bool,
     typer.Option("--exit-with-parent", hidden=True, help="Leave when standard input closes, as a supervisor's child."),

@@ -7,7 +7,14 @@ import typer
 
 from services.cli import options as opt
 from services.cli.engine_options import takes_engine
-from shared.config import EngineConfig, GatewayConfig, ListenConfig, SchedulerConfig, WorkerConfig
+from services.cli.observability import observability
+from shared.config import (
+    EngineConfig,
+    GatewayConfig,
+    ListenConfig,
+    SchedulerConfig,
+    WorkerConfig,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -15,6 +22,7 @@ if TYPE_CHECKING:
     from shared.lifecycle import Shutdown
 
 _GATEWAY = GatewayConfig(scheduler="127.0.0.1:1")
+_METRICS = ListenConfig()
 
 
 def gateway(
@@ -23,12 +31,20 @@ def gateway(
     port: opt.PortOption = _GATEWAY.listen.port,
     max_requests: opt.MaxRequestsOption = _GATEWAY.max_requests,
     grace: opt.GraceOption = 10.0,
+    metrics_host: opt.MetricsHostOption = _METRICS.host,
+    metrics_port: opt.MetricsPortOption = "off",
+    otlp_endpoint: opt.OtlpEndpointOption = "",
     log_level: opt.LogLevelOption = "info",
     log_format: opt.LogFormatOption = "auto",
     exit_with_parent: opt.ExitWithParentOption = False,
 ) -> None:
     """Run a gateway: the service that clients talk to."""
-    config = GatewayConfig(scheduler, ListenConfig(host, port), max_requests)
+    config = GatewayConfig(
+        scheduler=scheduler,
+        listen=ListenConfig(host, port),
+        max_requests=max_requests,
+        observability=observability(metrics_host, metrics_port, otlp_endpoint),
+    )
     _configure_logging(log_level, log_format, service="gateway")
     from services.gateway.app import run_gateway
 
@@ -41,12 +57,19 @@ def scheduler(
     host: opt.HostOption = "127.0.0.1",
     port: opt.PortOption = 50052,
     grace: opt.GraceOption = 10.0,
+    metrics_host: opt.MetricsHostOption = _METRICS.host,
+    metrics_port: opt.MetricsPortOption = "off",
+    otlp_endpoint: opt.OtlpEndpointOption = "",
     log_level: opt.LogLevelOption = "info",
     log_format: opt.LogFormatOption = "auto",
     exit_with_parent: opt.ExitWithParentOption = False,
 ) -> None:
     """Run the scheduler: it decides every iteration and owns the K/V accounting. One for each engine."""
-    config = SchedulerConfig(ListenConfig(host, port), engine)
+    config = SchedulerConfig(
+        listen=ListenConfig(host, port),
+        engine=engine,
+        observability=observability(metrics_host, metrics_port, otlp_endpoint),
+    )
     _configure_logging(log_level, log_format, service="scheduler")
     from services.scheduler.app import run_scheduler
 
@@ -73,6 +96,9 @@ def worker(
         ),
     ] = "",
     grace: opt.GraceOption = 10.0,
+    metrics_host: opt.MetricsHostOption = _METRICS.host,
+    metrics_port: opt.MetricsPortOption = "off",
+    otlp_endpoint: opt.OtlpEndpointOption = "",
     log_level: opt.LogLevelOption = "info",
     log_format: opt.LogFormatOption = "auto",
     exit_with_parent: opt.ExitWithParentOption = False,
@@ -86,6 +112,7 @@ def worker(
         advertise_host=advertise_host,
         device=device,
         num_threads=threads,
+        observability=observability(metrics_host, metrics_port, otlp_endpoint),
     )
     _configure_logging(log_level, log_format, service="worker", stage=stage, tp_rank=tp_rank)
     from services.worker.app import run_worker

@@ -9,6 +9,7 @@ import typer
 
 from services.cli import options as opt
 from services.cli.engine_options import takes_engine
+from services.cli.observability import observability
 from shared.config import EngineConfig, GatewayConfig, ListenConfig
 
 if TYPE_CHECKING:
@@ -41,6 +42,19 @@ def up(
     ] = _GATEWAY.listen.port,
     max_requests: opt.MaxRequestsOption = _GATEWAY.max_requests,
     grace: opt.GraceOption = 10.0,
+    metrics_host: opt.MetricsHostOption = "127.0.0.1",
+    metrics_port: Annotated[
+        str,
+        typer.Option(
+            "--metrics-port",
+            envvar="ORCA_METRICS_PORT",
+            metavar="PORT|off",
+            rich_help_panel="Process",
+            help="Ports at which Prometheus may scrape /metrics: this one of the gateway, the next of the scheduler, "
+            "then one for each worker; 0 takes any free ones, which --log-level info tells.",
+        ),
+    ] = "off",
+    otlp_endpoint: opt.OtlpEndpointOption = "",
     log_level: opt.LogLevelOption = "info",
 ) -> None:
     """Start a whole mesh on this host: scheduler, workers and gateway. Ctrl-C drains and stops it.
@@ -63,6 +77,7 @@ def up(
         num_threads=threads,
         grace_s=grace,
         log_level=log_level,
+        observability=observability(metrics_host, metrics_port, otlp_endpoint),
     )
     check_port(host, grpc_port, option="--grpc-port")
     console = Console()

@@ -9,7 +9,7 @@ import os
 import sys
 from dataclasses import dataclass, field
 
-from shared.config import EngineConfig, GatewayConfig, ListenConfig, WorkerConfig
+from shared.config import EngineConfig, GatewayConfig, ListenConfig, ObservabilityConfig, WorkerConfig
 from shared.errors import ConfigError
 
 __all__ = ["MeshOptions"]
@@ -34,11 +34,17 @@ class MeshOptions:
     """Time that each of gateway, scheduler and workers has to drain."""
     log_level: str = "info"
     """Level at which the processes log; at least ``info``, since their addresses are learned from their logs."""
+    observability: ObservabilityConfig = field(default_factory=ObservabilityConfig)
+    """The gateway serves its metrics at the port given here, the scheduler at the next one, then each worker in the
+    order of world ranks; with port 0 each takes any free one."""
 
     def __post_init__(self) -> None:
         """Check what the services would check, before any of them is started."""
         GatewayConfig(scheduler="127.0.0.1:1", listen=self.listen, max_requests=self.max_requests)
         WorkerConfig(scheduler="127.0.0.1:1", device=self.device, num_threads=self.num_threads)
+        metrics, last = self.observability.metrics, 1 + self.engine.topology.world_size
+        if metrics is not None and metrics.port + last > 65535:
+            raise ConfigError(f"--metrics-port must be at most {65535 - last}: each process takes one from there on")
         if not 0 <= self.grace_s <= 86400:
             raise ConfigError(f"--grace must be between 0 and 86400 seconds, not {self.grace_s:g}")
 
@@ -56,7 +62,7 @@ class MeshOptions:
         """Command line of the scheduler."""
         engine, scheduling = self.engine, self.engine.scheduling
         return [
-            *self._service("scheduler", _LOOPBACK),
+            *self._service("scheduler", _LOOPBACK, place=1),
             *("--model", engine.model),
             *("--stages", str(engine.topology.num_stages)),
             *("--tp", str(engine.topology.tp_size)),
@@ -79,7 +85,7 @@ class MeshOptions:
     def worker_command(self, scheduler: str, stage: int, tp_rank: int) -> list[str]:
         """Command line of one worker; ``scheduler`` is host:port."""
         return [
-            *self._service("worker", _LOOPBACK),
+            *self._service("worker", _LOOPBACK, place=2 + self.engine.topology.world_rank(stage, tp_rank)),
             *("--scheduler", scheduler),
             *("--stage", str(stage)),
             *("--tp-rank", str(tp_rank)),
@@ -91,19 +97,24 @@ class MeshOptions:
     def gateway_command(self, scheduler: str) -> list[str]:
         """Command line of the gateway; ``scheduler`` is host:port."""
         return [
-            *self._service("gateway", self.listen),
+            *self._service("gateway", self.listen, place=0),
             *("--scheduler", scheduler),
             *("--max-requests", str(self.max_requests)),
         ]
 
-    def _service(self, name: str, listen: ListenConfig) -> list[str]:
+    def _service(self, name: str, listen: ListenConfig, *, place: int) -> list[str]:
+        """``place``: of this process among all that serve metrics."""
         level = "debug" if self.log_level == "debug" else "info"
+        metrics = self.observability.metrics
         # -P: a folder named services or shared in the user's working directory must not be imported.
         return [
             *(sys.executable, "-P", "-m", "services.cli", name),
             "--exit-with-parent",
             *("--host", listen.host),
             *("--port", str(listen.port)),
+            *("--metrics-host", _LOOPBACK.host if metrics is None else metrics.host),
+            *("--metrics-port", "off" if metrics is None else str(metrics.port and metrics.port + place)),
+            *("--otlp-endpoint", self.observability.otlp_endpoint),
             *("--grace", f"{self.grace_s:g}"),
             *("--log-level", level),
             *("--log-format", "json"),

@@ -8,7 +8,7 @@ import typer.main
 from services.cli.main import app
 from services.mesh import MeshOptions, ServiceExit
 from services.mesh.ports import dial_address
-from shared.config import EngineConfig, ListenConfig, SchedulingConfig
+from shared.config import EngineConfig, ListenConfig, ObservabilityConfig, SchedulingConfig
 from shared.errors import ConfigError
 from shared.topology import Topology
 
@@ -42,6 +42,7 @@ OPTIONS = MeshOptions(
     num_threads=2,
     grace_s=1.5,
     log_level="debug",
+    observability=ObservabilityConfig(ListenConfig("0.0.0.0", 9400), "http://collector:4318"),
 )
 
 
@@ -56,6 +57,7 @@ def parsed(command: Sequence[str]) -> dict[str, Any]:
     assert not not_given, f"left to environment variables or defaults: {not_given}"
     params: dict[str, Any] = context.params
     common = {"grace": 1.5, "log_level": "debug", "log_format": "json", "exit_with_parent": True}
+    common |= {"metrics_host": "0.0.0.0", "otlp_endpoint": "http://collector:4318"}
     assert {key: params.pop(key) for key in common} == common
     return params
 
@@ -79,6 +81,7 @@ def test_the_scheduler_gets_the_engine() -> None:
         "run_ahead": 0,
         "split_over_stages": False,
         "batching": "request",
+        "metrics_port": "9401",
         "host": "127.0.0.1",
         "port": 0,
     }
@@ -94,6 +97,7 @@ def test_a_worker_gets_its_rank() -> None:
         "host": "127.0.0.1",
         "port": 0,
         "advertise_host": "127.0.0.1",
+        "metrics_port": "9407",
     }
 
 
@@ -103,7 +107,15 @@ def test_only_the_gateway_listens_outside() -> None:
         "host": "0.0.0.0",
         "port": 1234,
         "max_requests": 11,
+        "metrics_port": "9400",
     }
+
+
+@pytest.mark.parametrize(("port", "told"), [(None, "off"), (0, "0")])
+def test_metrics_are_off_or_at_any_port(port: int | None, told: str) -> None:
+    metrics = None if port is None else ListenConfig(port=port)
+    command = MeshOptions(observability=ObservabilityConfig(metrics)).worker_command("127.0.0.1:99", 0, 0)
+    assert command[command.index("--metrics-port") + 1] == told
 
 
 def test_workers_share_the_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,7 +133,14 @@ def test_quiet_supervisors_still_learn_addresses() -> None:
 
 @pytest.mark.parametrize(
     "options",
-    [{"device": "tpu"}, {"num_threads": -1}, {"grace_s": -1.0}, {"grace_s": float("nan")}, {"max_requests": 0}],
+    [
+        {"device": "tpu"},
+        {"num_threads": -1},
+        {"grace_s": -1.0},
+        {"grace_s": float("nan")},
+        {"max_requests": 0},
+        {"observability": ObservabilityConfig(ListenConfig(port=65535))},
+    ],
 )
 def test_what_a_service_would_refuse_is_refused_before(options: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):
