@@ -27,6 +27,7 @@ SERVICES = {"gateway", "scheduler", "worker"}
 SEES_PB = {
     # Servicers and typed clients; ``shared/codec`` as a whole comes on top.
     "shared/client.py",
+    "shared/sync_client.py",
     "shared/worker_client.py",
     "services/gateway/app.py",
     "services/gateway/scheduler_client.py",
