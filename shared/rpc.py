@@ -19,6 +19,7 @@ from shared import errors
 from shared.authentication import AuthenticationInterceptor
 from shared.log import get_logger
 from shared.status import StatusCode
+from shared.tls import is_loopback
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
@@ -295,6 +296,9 @@ class RpcServer:
                 f"stop the other program or choose another port (0 takes any free one)"
             ) from failure
         await self._server.start()
+        if self._tls is None and not is_loopback(host):
+            advice = "whoever reaches this port can read along and call: keep it private, or switch TLS on"
+            get_logger().warning("listening_in_the_clear", address=bound_address(host, bound_port), advice=advice)
         self.port = bound_port
         return bound_port
 

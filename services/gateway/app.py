@@ -17,6 +17,7 @@ from shared.log import get_logger
 from shared.pb import gateway_pb2_grpc
 from shared.rpc import RpcServer, bound_address
 from shared.status import StatusCode
+from shared.tls import load_tls
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -41,8 +42,9 @@ async def run_gateway(
     limit = RequestLimit(config.max_requests)
     streams = StreamTable(clock)
     readiness = Readiness(load)
-    scheduler = SchedulerClient(config.scheduler, streams, readiness, max_queued=config.max_requests)
-    server = RpcServer()
+    mesh_tls = load_tls(config.mesh_tls)
+    scheduler = SchedulerClient(config.scheduler, streams, readiness, max_queued=config.max_requests, tls=mesh_tls)
+    server = RpcServer(tls=load_tls(config.tls))
     servicer = GatewayServicer(Generation(scheduler, readiness, limit, clock))
     server.add(gateway_pb2_grpc.add_GatewayServicer_to_server, servicer, "orca.v1.Gateway")
     try:

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from services.gateway.readiness import Readiness
     from services.gateway.streams import OutputStream, StreamTable
     from shared.messages import EngineInfo, SessionEvents
+    from shared.tls import TlsCredentials
 
     _Call = aio.StreamStreamCall[scheduler_pb2.SessionRequest, scheduler_pb2.SessionEvents]
 
@@ -56,11 +57,12 @@ class SchedulerClient:
         readiness: Readiness,
         *,
         max_queued: int,
+        tls: TlsCredentials | None = None,
         back_off: Callable[[int], Awaitable[None]] = back_off,
     ) -> None:
         """``max_queued`` bounds what a scheduler that does not read may leave waiting here."""
         self._address = address
-        self._channel = connect(address)
+        self._channel = connect(address, tls)
         self._stub = scheduler_pb2_grpc.SchedulerStub(self._channel)
         self._streams = streams
         self._readiness = readiness

@@ -15,6 +15,7 @@ from shared.log import get_logger
 from shared.messages import EngineStatus
 from shared.pb import scheduler_pb2_grpc, worker_pb2_grpc
 from shared.rpc import RpcServer, bound_address
+from shared.tls import load_tls
 
 if TYPE_CHECKING:
     from shared.config import SchedulerConfig
@@ -36,8 +37,9 @@ async def run_scheduler(
     core = SchedulerCore(config.engine.scheduling)
     loop = EngineLoop(core, SystemClock())
     registry = WorkerRegistry(config.engine.topology)
-    server = RpcServer()
-    keeper = EngineKeeper(config.engine, registry, loop, server)
+    tls = load_tls(config.mesh_tls)
+    server = RpcServer(tls=tls)
+    keeper = EngineKeeper(config.engine, registry, loop, server, tls)
     sessions = SchedulerServicer(loop, lambda: _status(keeper, registry, loop))
     server.add(scheduler_pb2_grpc.add_SchedulerServicer_to_server, sessions, "orca.v1.Scheduler")
     server.add(

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from shared.config import EngineConfig
     from shared.ids import Epoch
     from shared.messages import StepPlan, StepResult
+    from shared.tls import TlsCredentials
 
 __all__ = ["EngineLink", "join_epoch"]
 
@@ -85,7 +86,9 @@ class EngineLink:
 
 
 @contextlib.asynccontextmanager
-async def join_epoch(epoch: Epoch, config: EngineConfig, registry: WorkerRegistry) -> AsyncIterator[EngineLink]:
+async def join_epoch(
+    epoch: Epoch, config: EngineConfig, registry: WorkerRegistry, tls: TlsCredentials | None = None
+) -> AsyncIterator[EngineLink]:
     """Bring all registered workers into one process group; the streams are closed when the block ends.
 
     Raises ``ModelError`` or ``ConfigError`` where no retry can help, ``EngineLostError`` otherwise.
@@ -93,7 +96,7 @@ async def join_epoch(epoch: Epoch, config: EngineConfig, registry: WorkerRegistr
     claims = await registry.wait_complete()
     topology = config.topology
     async with contextlib.AsyncExitStack() as stack:
-        channels = [await stack.enter_async_context(connect(claim.address)) for claim in claims]
+        channels = [await stack.enter_async_context(connect(claim.address, tls)) for claim in claims]
         requests = [_join_request(epoch, config, claims, claim) for claim in claims]
         joined = await _all_joined(
             [

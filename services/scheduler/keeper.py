@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from services.scheduler.registry import WorkerRegistry
     from shared.config import EngineConfig
     from shared.rpc import RpcServer
+    from shared.tls import TlsCredentials
 
 __all__ = ["EngineKeeper"]
 
@@ -30,8 +31,17 @@ class EngineKeeper:
     What no retry can mend (a model that cannot be read, options that cannot work) is raised and ends the service.
     """
 
-    def __init__(self, config: EngineConfig, registry: WorkerRegistry, loop: EngineLoop, server: RpcServer) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        registry: WorkerRegistry,
+        loop: EngineLoop,
+        server: RpcServer,
+        tls: TlsCredentials | None = None,
+    ) -> None:
+        """``tls`` is for the calls to workers."""
         self._config = config
+        self._tls = tls
         self._registry = registry
         self._loop = loop
         self._server = server
@@ -45,7 +55,7 @@ class EngineKeeper:
         while True:
             self.epoch = Epoch(self.epoch + 1)
             try:
-                async with join_epoch(self.epoch, self._config, self._registry) as link:
+                async with join_epoch(self.epoch, self._config, self._registry, self._tls) as link:
                     await self._serve(link)
             except (ModelError, ConfigError, InvalidRequestError):
                 raise

@@ -19,6 +19,7 @@ from shared.log import get_logger
 from shared.messages import Registration
 from shared.pb import worker_pb2_grpc
 from shared.rpc import RpcServer, bound_address
+from shared.tls import load_tls
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
@@ -40,7 +41,8 @@ async def run_worker(config: WorkerConfig, shutdown: Shutdown) -> None:
     device_type = _device_type(config.device)
     if config.num_threads:
         torch.set_num_threads(config.num_threads)
-    server = RpcServer()
+    tls = load_tls(config.mesh_tls)
+    server = RpcServer(tls=tls)
     clock = SystemClock()
     listen_host = config.listen.host
     advertised_host = config.advertise_host or listen_host
@@ -54,7 +56,7 @@ async def run_worker(config: WorkerConfig, shutdown: Shutdown) -> None:
     )
     server.add(
         worker_pb2_grpc.add_WorkerServicer_to_server,
-        WorkerServicer(config.stage, config.tp_rank, engine, clock),
+        WorkerServicer(config.stage, config.tp_rank, engine, clock, tls),
         "orca.v1.Worker",
     )
     with structlog.contextvars.bound_contextvars(service="worker", stage=config.stage, tp_rank=config.tp_rank):
@@ -65,7 +67,7 @@ async def run_worker(config: WorkerConfig, shutdown: Shutdown) -> None:
         # Outlives the claim: this worker may itself be waiting at the store when it is asked to leave.
         rendezvous = RendezvousServer(listen_host, advertised_host) if is_first else None
         try:
-            await _hold_until_asked(hold_claim(config.scheduler, claim, rendezvous), shutdown)
+            await _hold_until_asked(hold_claim(config.scheduler, claim, rendezvous, tls), shutdown)
         finally:
             await server.set_ready(ready=False)
             await engine.close(shutdown.grace_s)

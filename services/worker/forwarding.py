@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from shared.messages import JoinRequest
     from shared.pb import worker_pb2
+    from shared.tls import TlsCredentials
 
 __all__ = ["Onward", "Peer", "peers_of"]
 
@@ -45,8 +46,11 @@ def peers_of(request: JoinRequest) -> list[Peer]:
 class Onward:
     """Control streams to all peers, opened with the first message. A peer that fails is named to ``on_lost``."""
 
-    def __init__(self, peers: list[Peer], on_lost: Callable[[EngineLostError], None]) -> None:
+    def __init__(
+        self, peers: list[Peer], on_lost: Callable[[EngineLostError], None], tls: TlsCredentials | None = None
+    ) -> None:
         self._peers = peers
+        self._tls = tls
         self._on_lost = on_lost
         self._channels: list[aio.Channel] = []
         self._calls: list[aio.StreamUnaryCall[Any, Any]] = []
@@ -85,7 +89,7 @@ class Onward:
 
     def _open(self) -> None:
         for peer in self._peers:
-            channel = connect(peer.address)
+            channel = connect(peer.address, self._tls)
             call = worker_pb2_grpc.WorkerStub(channel).Execute()
             self._channels.append(channel)
             self._calls.append(call)

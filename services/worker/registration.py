@@ -23,6 +23,7 @@ from shared.rpc import connect
 if TYPE_CHECKING:
     from services.worker.rendezvous import RendezvousServer
     from shared.messages import Registration
+    from shared.tls import TlsCredentials
 
 __all__ = ["hold_claim"]
 
@@ -30,7 +31,9 @@ _BACK_OFF_S = (0.1, 5.0)
 """First and longest pause between two attempts."""
 
 
-async def hold_claim(scheduler: str, claim: Registration, rendezvous: RendezvousServer | None) -> None:
+async def hold_claim(
+    scheduler: str, claim: Registration, rendezvous: RendezvousServer | None, tls: TlsCredentials | None = None
+) -> None:
     """Claim the rank and hold on to it; world rank 0 brings its ``rendezvous``. Never returns.
 
     Raises ``AlreadyClaimedError`` or ``ConfigError`` when the scheduler refuses the claim. After anything else it is
@@ -45,7 +48,7 @@ async def hold_claim(scheduler: str, claim: Registration, rendezvous: Rendezvous
         was_granted = False
         cause = ""
         try:
-            async with connect(scheduler) as channel:
+            async with connect(scheduler, tls) as channel:
                 call = worker_pb2_grpc.WorkerRegistryStub(channel).Register(registration_to_pb(claim))
                 async for _ in call:
                     was_granted, is_known_lost = True, False

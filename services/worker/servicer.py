@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from services.worker.engine import Engine
     from services.worker.membership import Membership
     from shared.clock import Clock
+    from shared.tls import TlsCredentials
 
 __all__ = ["WorkerServicer"]
 
@@ -28,11 +29,15 @@ __all__ = ["WorkerServicer"]
 class WorkerServicer(worker_pb2_grpc.WorkerServicer):
     """``orca.v1.Worker`` for one rank."""
 
-    def __init__(self, stage: int, tp_rank: int, engine: Engine, clock: Clock) -> None:
+    def __init__(
+        self, stage: int, tp_rank: int, engine: Engine, clock: Clock, tls: TlsCredentials | None = None
+    ) -> None:
+        """``tls`` is for the calls to other workers."""
         self._stage = stage
         self._tp_rank = tp_rank
         self._engine = engine
         self._clock = clock
+        self._tls = tls
 
     async def Join(  # noqa: N802 - the contract's name
         self, request: worker_pb2.JoinRequest, context: aio.ServicerContext[Any, Any]
@@ -53,7 +58,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
         del context
         membership = self._engine.membership()
         with membership.executing():
-            async with Onward(peers_of(membership.request), membership.end) as onward:
+            async with Onward(peers_of(membership.request), membership.end, self._tls) as onward:
                 pump = asyncio.create_task(self._pump(request_iterator, membership, onward))
                 try:
                     await _first_of(pump, membership.over)
