@@ -8,11 +8,14 @@ from typing import TYPE_CHECKING
 from services.scheduler.core.core import SchedulerCore
 from services.scheduler.keeper import EngineKeeper
 from services.scheduler.loop import EngineLoop
+from services.scheduler.metrics import EngineMetrics, LoopMetrics
 from services.scheduler.registry import WorkerRegistry, WorkerRegistryServicer
 from services.scheduler.servicer import SchedulerServicer
 from shared.clock import SystemClock
 from shared.log import get_logger
 from shared.messages import EngineStatus
+from shared.metrics import ServiceMetrics
+from shared.metrics_server import metrics_served
 from shared.pb import scheduler_pb2_grpc, worker_pb2_grpc
 from shared.rpc import RpcServer, bound_address
 from shared.tls import load_tls
@@ -35,12 +38,15 @@ async def run_scheduler(
     ``listening`` is given the address, for callers in the same process.
     """
     core = SchedulerCore(config.engine.scheduling)
-    loop = EngineLoop(core, SystemClock())
+    loop_metrics = LoopMetrics()
+    loop = EngineLoop(core, SystemClock(), loop_metrics)
     registry = WorkerRegistry(config.engine.topology)
     tls = load_tls(config.mesh_tls)
     server = RpcServer(tls=tls)
     keeper = EngineKeeper(config.engine, registry, loop, server, tls)
     sessions = SchedulerServicer(loop, lambda: _status(keeper, registry, loop))
+    metrics = ServiceMetrics("scheduler")
+    metrics.add(EngineMetrics(lambda: _status(keeper, registry, loop)), loop_metrics)
     server.add(scheduler_pb2_grpc.add_SchedulerServicer_to_server, sessions, "orca.v1.Scheduler")
     server.add(
         worker_pb2_grpc.add_WorkerRegistryServicer_to_server,
@@ -53,7 +59,7 @@ async def run_scheduler(
     if listening is not None:
         listening.set_result(address)
     try:
-        async with asyncio.TaskGroup() as tasks:
+        async with metrics_served(metrics, config.observability.metrics), asyncio.TaskGroup() as tasks:
             running = [tasks.create_task(loop.run()), tasks.create_task(keeper.run())]
             asked = tasks.create_task(shutdown.wait())
             done, _ = await asyncio.wait([asked, *running], return_when=asyncio.FIRST_COMPLETED)

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from services.scheduler.core.core import SchedulerCore
     from services.scheduler.core.events import SchedulerStats, TokenEvent
     from services.scheduler.epoch import EngineLink
+    from services.scheduler.metrics import LoopMetrics
     from shared.clock import Clock
     from shared.messages import EngineInfo
 
@@ -57,9 +58,10 @@ _Command = _FromSession | _SessionClosed | _EpochBegan | _EpochEnded | StepResul
 class EngineLoop:
     """The actor around the core. Its public methods only put commands into the inbox, or read."""
 
-    def __init__(self, core: SchedulerCore, clock: Clock) -> None:
+    def __init__(self, core: SchedulerCore, clock: Clock, metrics: LoopMetrics) -> None:
         self._core = core
         self._clock = clock
+        self._metrics = metrics
         self._inbox: deque[_Command] = deque()
         self._wake = asyncio.Event()
         self._sessions: set[Outbox] = set()
@@ -176,6 +178,7 @@ class EngineLoop:
         return []
 
     def _submit(self, outbox: Outbox, submit: Submit) -> None:
+        self._metrics.submitted()
         try:
             if self._draining:
                 raise UnavailableError("the scheduler is shutting down")
@@ -184,6 +187,7 @@ class EngineLoop:
         except OrcaError as refusal:
             if isinstance(refusal, InvalidRequestError):
                 get_logger().info("request_refused", request_id=submit.request_id, message=str(refusal))
+            self._metrics.refused(refusal.code)
             outbox.ended(Ended(submit.handle, FinishReason.ERROR, refusal.code, str(refusal)))
 
     def _apply(self, result: StepResult) -> list[TokenEvent]:
@@ -191,15 +195,19 @@ class EngineLoop:
             return []  # of an epoch that is over
         self._progress.set()
         self.has_results = True
+        now_ns = self._clock.now_ns()
         try:
-            return self._core.apply(result, self._clock.now_ns())
+            events = self._core.apply(result, now_ns)
         except ProtocolError as broken:
             return self._report_lost(EngineLostError(str(broken)))
+        self._metrics.applied(now_ns)
+        return events
 
     async def _send_plans(self) -> list[TokenEvent]:
         """Fill the pipeline; filling it comes before everything else."""
         while self._link is not None:
-            plan = self._core.schedule(self._clock.now_ns())
+            now_ns = self._clock.now_ns()
+            plan = self._core.schedule(now_ns)
             if plan is None:
                 return []
             self._progress.set()
@@ -207,6 +215,7 @@ class EngineLoop:
                 await self._link.send(plan)
             except EngineLostError as lost:
                 return self._report_lost(lost)
+            self._metrics.sent(now_ns, len(plan.rows), sum(plan.num_tokens))
         return []
 
     def _report_lost(self, lost: EngineLostError) -> list[TokenEvent]:
@@ -220,6 +229,7 @@ class EngineLoop:
         if self._link is None:
             return []
         self._link = None
+        self._metrics.engine_lost()
         for outbox in self._sessions:
             outbox.engine_lost()
         return self._core.engine_lost()
@@ -242,6 +252,8 @@ class EngineLoop:
             if event.token_id is not None:
                 outbox.token(Handle(handle), event.token_id, event.logprobs)
             if event.finished is not None:
+                assert event.sequence is not None
+                self._metrics.ended(event.sequence, event.finished)
                 outbox.ended(_ended(event))
 
 
