@@ -11,6 +11,7 @@ from services.scheduler.loop import EngineLoop
 from services.scheduler.metrics import EngineMetrics, LoopMetrics
 from services.scheduler.registry import WorkerRegistry, WorkerRegistryServicer
 from services.scheduler.servicer import SchedulerServicer
+from services.scheduler.watch import EngineWatch
 from shared.clock import SystemClock
 from shared.log import get_logger
 from shared.messages import EngineStatus
@@ -44,7 +45,8 @@ async def run_scheduler(
     tls = load_tls(config.mesh_tls)
     server = RpcServer(tls=tls)
     keeper = EngineKeeper(config.engine, registry, loop, server, tls)
-    sessions = SchedulerServicer(loop, lambda: _status(keeper, registry, loop))
+    watch = EngineWatch(lambda: _status(keeper, registry, loop), SystemClock())
+    sessions = SchedulerServicer(loop, lambda: _status(keeper, registry, loop), watch)
     metrics = ServiceMetrics("scheduler")
     metrics.add(EngineMetrics(lambda: _status(keeper, registry, loop)), loop_metrics)
     server.add(scheduler_pb2_grpc.add_SchedulerServicer_to_server, sessions, "orca.v1.Scheduler")
@@ -78,6 +80,7 @@ async def run_scheduler(
                 task.cancel()
     finally:
         sessions.close_sessions()
+        watch.close()
         registry.close()
         await server.stop(_STOP_GRACE_S)
 

@@ -1,4 +1,4 @@
-"""The scheduler's gRPC face towards gateways: sessions and status."""
+"""The scheduler's gRPC face towards gateways: sessions, status, watching."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 from services.scheduler.outbox import Outbox
 from shared.codec.engine import engine_status_to_pb
+from shared.codec.mesh_view import engine_snapshot_to_pb
 from shared.codec.session import session_events_to_pb, session_request_from_pb
 from shared.errors import ProtocolError
 from shared.log import get_logger
 from shared.messages import Hello
-from shared.pb import scheduler_pb2, scheduler_pb2_grpc
+from shared.pb import common_pb2, scheduler_pb2, scheduler_pb2_grpc
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from grpc import aio
 
     from services.scheduler.loop import EngineLoop
+    from services.scheduler.watch import EngineWatch
     from shared.messages import EngineStatus
 
 __all__ = ["SchedulerServicer"]
@@ -28,9 +30,10 @@ __all__ = ["SchedulerServicer"]
 class SchedulerServicer(scheduler_pb2_grpc.SchedulerServicer):
     """Sessions of any number of gateways."""
 
-    def __init__(self, loop: EngineLoop, status: Callable[[], EngineStatus]) -> None:
+    def __init__(self, loop: EngineLoop, status: Callable[[], EngineStatus], watch: EngineWatch) -> None:
         self._loop = loop
         self._status = status
+        self._watch = watch
         self._sessions: set[Outbox] = set()
 
     async def Session(  # noqa: N802 - the contract's name
@@ -77,6 +80,15 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServicer):
         """Return a snapshot of the engine."""
         del request, context
         return scheduler_pb2.GetEngineStatusResponse(status=engine_status_to_pb(self._status()))
+
+    async def WatchEngine(  # noqa: N802 - the contract's name
+        self, request: scheduler_pb2.WatchEngineRequest, context: aio.ServicerContext[Any, Any]
+    ) -> AsyncIterator[common_pb2.EngineSnapshot]:
+        """Stream snapshots of the engine until the watcher leaves."""
+        del context
+        async with contextlib.aclosing(self._watch.snapshots(request.interval_ms / 1e3)) as snapshots:
+            async for snapshot in snapshots:
+                yield engine_snapshot_to_pb(snapshot)
 
     def close_sessions(self) -> None:
         """End all sessions once what they have to be told is told."""

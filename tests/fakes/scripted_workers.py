@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from shared.codec.joining import join_progress_to_pb, join_request_from_pb, registration_to_pb
-from shared.codec.steps import step_plan_from_pb, step_result_to_pb
-from shared.messages import Joined, JoinRequest, Loading, Registration, StepPlan, StepResult
+from shared.codec.steps import step_plan_from_pb, step_result_to_pb, timeline_to_pb
+from shared.messages import Joined, JoinRequest, Loading, Registration, StepPlan, StepResult, StepTiming
 from shared.pb import worker_pb2, worker_pb2_grpc
 from shared.rpc import RpcServer, connect
 
@@ -37,6 +38,9 @@ class ScriptedWorker(worker_pb2_grpc.WorkerServicer):
     plans: asyncio.Queue[StepPlan] = field(default_factory=asyncio.Queue)
     results: asyncio.Queue[StepResult] = field(default_factory=asyncio.Queue)
     address: str = ""
+    timings: list[StepTiming] = field(default_factory=list)
+    """What it answers when it is asked for its timeline."""
+    timeline_requests: list[worker_pb2.GetTimelineRequest] = field(default_factory=list)
 
     async def start(self) -> None:
         """Listen at a free port."""
@@ -97,4 +101,7 @@ class ScriptedWorker(worker_pb2_grpc.WorkerServicer):
     async def GetTimeline(  # noqa: N802
         self, request: worker_pb2.GetTimelineRequest, context: aio.ServicerContext[Any, Any]
     ) -> worker_pb2.GetTimelineResponse:
-        return worker_pb2.GetTimelineResponse()
+        self.timeline_requests.append(request)
+        after = request.after_step_id if request.HasField("after_step_id") else -1
+        new = [timing for timing in self.timings if timing.step_id > after]
+        return timeline_to_pb(self.stage, self.tp_rank, new, time.monotonic_ns())
