@@ -9,6 +9,7 @@
     ├── ConfigError                 INVALID_ARGUMENT     the service was started with options that cannot work
     ├── AlreadyClaimedError         ALREADY_EXISTS       a second worker claims a rank that is taken
     ├── OverloadedError             RESOURCE_EXHAUSTED   try again later
+    ├── DeadlineExceededError       DEADLINE_EXCEEDED    it took longer than the caller wanted to wait
     ├── UnauthenticatedError        UNAUTHENTICATED      no API key, or none that is known
     ├── UnavailableError            UNAVAILABLE          a neighbour is not there (yet)
     │   └── EngineLostError         UNAVAILABLE          the workers were lost in mid-flight
@@ -24,6 +25,7 @@ from shared.status import StatusCode
 __all__ = [
     "AlreadyClaimedError",
     "ConfigError",
+    "DeadlineExceededError",
     "EngineLostError",
     "InvalidRequestError",
     "ModelError",
@@ -46,6 +48,11 @@ class InvalidRequestError(OrcaError):
     """The request can never succeed as it is; the message names the field and the limit."""
 
     code = StatusCode.INVALID_ARGUMENT
+
+    def __init__(self, message: str, *, field: str | None = None) -> None:
+        """``field`` is the field that is wrong, as the contract names it, where it is one."""
+        super().__init__(message)
+        self.field = field
 
 
 class ModelError(OrcaError):
@@ -81,6 +88,12 @@ class OverloadedError(OrcaError):
         """``retry_after_s`` is when to try again, as far as that can be told."""
         super().__init__(message)
         self.retry_after_s = retry_after_s
+
+
+class DeadlineExceededError(OrcaError):
+    """The time that the caller gave was over first; the message says what was reached."""
+
+    code = StatusCode.DEADLINE_EXCEEDED
 
 
 class UnauthenticatedError(OrcaError):

@@ -147,6 +147,7 @@ _ERROR_KINDS: dict[StatusCode, type[errors.OrcaError]] = {
         errors.InvalidRequestError,
         errors.ModelNotFoundError,
         errors.AlreadyClaimedError,
+        errors.DeadlineExceededError,
         errors.OverloadedError,
         errors.UnauthenticatedError,
         errors.UnavailableError,
@@ -156,7 +157,7 @@ _ERROR_KINDS: dict[StatusCode, type[errors.OrcaError]] = {
 
 
 def error_of(code: StatusCode, message: str) -> errors.OrcaError:
-    """Return the typed error of a status; one that has no type of its own keeps its code (e.g. DEADLINE_EXCEEDED)."""
+    """Return the typed error of a status; one that has no type of its own keeps its code (e.g. DATA_LOSS)."""
     kind = _ERROR_KINDS.get(code)
     if kind is not None:
         return kind(message)
