@@ -112,7 +112,7 @@ class ServiceMetrics:
     """All metrics of a process: its own, the build's and those of the process itself."""
 
     def __init__(self, service: str) -> None:
-        self._registry = CollectorRegistry()
+        self._registry = CollectorRegistry(auto_describe=True)
         self.add(_Build(service))
         ProcessCollector(registry=self._registry)
         PlatformCollector(registry=self._registry)
