@@ -19,6 +19,7 @@ from grpc import aio
 
 from shared.codec.calls import chat_call, detokenize_call, generate_call, tokenize_call
 from shared.codec.generation import delta_from_pb, gateway_status_from_pb, model_info_from_pb
+from shared.codec.mesh_view import mesh_snapshot_from_pb
 from shared.errors import UnavailableError
 from shared.generation import (
     ChatMessage,
@@ -30,6 +31,7 @@ from shared.generation import (
     GenerateRequest,
     ModelInfo,
 )
+from shared.mesh_view import DEFAULT_INTERVAL_S, check_interval
 from shared.pb import gateway_pb2, gateway_pb2_grpc
 from shared.rpc import connect, error_from_rpc
 
@@ -37,6 +39,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
     from types import TracebackType
     from typing import Any
+
+    from shared.mesh_view import MeshSnapshot
 
     _Call = aio.UnaryStreamCall[Any, gateway_pb2.GenerateResponse]
 
@@ -135,6 +139,24 @@ class GatewayClient:
         with self._mapped():
             response = await self._stub.GetStatus(gateway_pb2.GetStatusRequest(), timeout=self._timeout_s)
         return gateway_status_from_pb(response)
+
+    async def watch(self, interval_s: float = DEFAULT_INTERVAL_S) -> AsyncGenerator[MeshSnapshot, None]:
+        """Give a snapshot of the mesh at once and then every ``interval_s`` seconds, until the gateway leaves.
+
+        Raises:
+            InvalidRequestError: the interval is out of range.
+            OverloadedError: too many watch already.
+            UnavailableError: the gateway is not there, or not any more.
+        """
+        check_interval(interval_s)
+        with self._mapped():
+            call = self._stub.WatchMesh(gateway_pb2.WatchMeshRequest(interval_ms=round(interval_s * 1e3)))
+        try:
+            with self._mapped():
+                async for message in call:
+                    yield mesh_snapshot_from_pb(message)
+        finally:
+            call.cancel()
 
     async def _deltas(self, start: Callable[[], _Call]) -> AsyncGenerator[Delta, None]:
         with self._mapped():

@@ -13,8 +13,10 @@ from shared.codec.generation import (
     generate_from_pb,
     model_info_to_pb,
 )
+from shared.codec.mesh_view import mesh_snapshot_to_pb
 from shared.errors import OverloadedError
 from shared.generation import ChatRequest, GenerateRequest
+from shared.mesh_view import DEFAULT_INTERVAL_S
 from shared.pb import gateway_pb2, gateway_pb2_grpc
 from shared.rpc import request_id_of
 
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     from grpc import aio
 
     from services.gateway.generation import Generation
+    from services.gateway.watch import MeshWatch
     from shared.generation import Delta
 
     _Context = aio.ServicerContext[Any, Any]
@@ -41,8 +44,9 @@ _Request = TypeVar("_Request", GenerateRequest, ChatRequest)
 class GatewayServicer(gateway_pb2_grpc.GatewayServicer):
     """Implements ``orca.v1.Gateway``; typed errors become statuses in `RpcServer`."""
 
-    def __init__(self, generation: Generation) -> None:
+    def __init__(self, generation: Generation, watch: MeshWatch) -> None:
         self._generation = generation
+        self._watch = watch
 
     def Generate(  # noqa: N802 - the contract's name
         self, request: gateway_pb2.GenerateRequest, context: _Context
@@ -85,6 +89,16 @@ class GatewayServicer(gateway_pb2_grpc.GatewayServicer):
         """Return the state of engine and gateway."""
         del request, context
         return gateway_status_to_pb(await self._generation.status())
+
+    async def WatchMesh(  # noqa: N802 - the contract's name
+        self, request: gateway_pb2.WatchMeshRequest, context: _Context
+    ) -> AsyncGenerator[gateway_pb2.MeshSnapshot, None]:
+        """Stream snapshots of the mesh until the watcher leaves."""
+        del context
+        interval_s = request.interval_ms / 1e3 if request.HasField("interval_ms") else DEFAULT_INTERVAL_S
+        async with contextlib.aclosing(self._watch.snapshots(interval_s)) as snapshots:
+            async for snapshot in snapshots:
+                yield mesh_snapshot_to_pb(snapshot)
 
 
 def _named(request: _Request, context: _Context) -> _Request:
