@@ -12,6 +12,7 @@ from services.gateway.scheduler_client import SchedulerClient
 from services.gateway.served_model import ModelText, load_model_text
 from services.gateway.servicer import GatewayServicer
 from services.gateway.streams import StreamTable
+from services.gateway.watch import MeshWatch
 from shared.clock import SystemClock
 from shared.log import get_logger
 from shared.pb import gateway_pb2_grpc
@@ -45,7 +46,13 @@ async def run_gateway(
     mesh_tls = load_tls(config.mesh_tls)
     scheduler = SchedulerClient(config.scheduler, streams, readiness, max_queued=config.max_requests, tls=mesh_tls)
     server = RpcServer(tls=load_tls(config.tls))
-    servicer = GatewayServicer(Generation(scheduler, readiness, limit, clock))
+    watch = MeshWatch(
+        scheduler,
+        readiness,
+        gateway_id=lambda: bound_address(config.listen.host, server.port or 0),
+        num_requests=lambda: limit.num_requests,
+    )
+    servicer = GatewayServicer(Generation(scheduler, readiness, limit, clock), watch)
     server.add(gateway_pb2_grpc.add_GatewayServicer_to_server, servicer, "orca.v1.Gateway")
     try:
         port = await server.start(config.listen.host, config.listen.port)
@@ -65,6 +72,7 @@ async def run_gateway(
             except TimeoutError:
                 get_logger().warning("drain_timed_out", num_requests=limit.num_requests)
                 streams.fail_all(StatusCode.UNAVAILABLE, "the gateway is shutting down")
+            watch.close()
             await server.stop(_STOP_GRACE_S)
             for task in running:
                 task.cancel()

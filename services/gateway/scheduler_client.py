@@ -14,21 +14,23 @@ from typing import TYPE_CHECKING
 from grpc import aio
 
 from shared.codec.engine import engine_status_from_pb
+from shared.codec.mesh_view import engine_snapshot_from_pb
 from shared.codec.session import session_events_from_pb, session_request_to_pb
 from shared.errors import OverloadedError, ProtocolError
 from shared.log import get_logger
 from shared.messages import Cancel, Ended, EngineStatus, FinishReason, Hello, Submit, token_ids
 from shared.pb import scheduler_pb2, scheduler_pb2_grpc
-from shared.rpc import connect
+from shared.rpc import connect, error_from_rpc
 from shared.status import StatusCode
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import AsyncGenerator, Awaitable, Callable
     from typing import NoReturn
 
     from services.gateway.admission import GenerateJob
     from services.gateway.readiness import Readiness
     from services.gateway.streams import OutputStream, StreamTable
+    from shared.mesh_view import EngineSnapshot
     from shared.messages import EngineInfo, SessionEvents
     from shared.tls import TlsCredentials
 
@@ -105,6 +107,22 @@ class SchedulerClient:
             reason = f"the scheduler at {self._address} does not answer ({_reason(failure)})"
             return EngineStatus(ready=False, reason=reason, epoch=0, info=None, workers=())
         return engine_status_from_pb(response.status)
+
+    async def watch(self, interval_s: float) -> AsyncGenerator[EngineSnapshot, None]:
+        """Give a snapshot of the engine every ``interval_s`` seconds until the scheduler leaves.
+
+        Raises:
+            UnavailableError: it cannot be reached, or not any more.
+            OverloadedError: too many watch it.
+        """
+        call = self._stub.WatchEngine(scheduler_pb2.WatchEngineRequest(interval_ms=round(interval_s * 1e3)))
+        try:
+            async for message in call:
+                yield engine_snapshot_from_pb(message)
+        except aio.AioRpcError as failure:
+            raise error_from_rpc(failure, f"the scheduler at {self._address}") from failure
+        finally:
+            call.cancel()
 
     async def run(self, gateway_id: str) -> NoReturn:
         """Keep a session open, for ever."""

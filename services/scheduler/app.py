@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import TYPE_CHECKING
 
 from services.scheduler.core.core import SchedulerCore
@@ -20,6 +21,7 @@ from shared.metrics_server import metrics_served
 from shared.pb import scheduler_pb2_grpc, worker_pb2_grpc
 from shared.rpc import RpcServer, bound_address
 from shared.tls import load_tls
+from shared.worker_client import WorkerClient
 
 if TYPE_CHECKING:
     from shared.config import SchedulerConfig
@@ -45,7 +47,7 @@ async def run_scheduler(
     tls = load_tls(config.mesh_tls)
     server = RpcServer(tls=tls)
     keeper = EngineKeeper(config.engine, registry, loop, server, tls)
-    watch = EngineWatch(lambda: _status(keeper, registry, loop), SystemClock())
+    watch = EngineWatch(lambda: _status(keeper, registry, loop), SystemClock(), connect=partial(WorkerClient, tls=tls))
     sessions = SchedulerServicer(loop, lambda: _status(keeper, registry, loop), watch)
     metrics = ServiceMetrics("scheduler")
     metrics.add(EngineMetrics(lambda: _status(keeper, registry, loop)), loop_metrics)

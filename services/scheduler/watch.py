@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, NamedTuple
 from services.scheduler.stage_log import StageLog
 from shared.errors import OverloadedError
 from shared.mesh_view import EngineSnapshot, check_interval
-from shared.worker_client import WorkerClient
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Callable
@@ -51,7 +50,7 @@ class EngineWatch:
         status: Callable[[], EngineStatus],
         clock: Clock,
         *,
-        connect: Callable[[str], TimelineSource] = WorkerClient,
+        connect: Callable[[str], TimelineSource],
     ) -> None:
         """``connect`` reaches a worker by its address."""
         self._status = status

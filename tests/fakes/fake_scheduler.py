@@ -6,15 +6,17 @@ import asyncio
 from typing import TYPE_CHECKING, Any, Self
 
 from shared.codec.engine import engine_status_to_pb
+from shared.codec.mesh_view import engine_snapshot_to_pb
 from shared.codec.session import session_events_to_pb, session_request_from_pb
 from shared.messages import Cancel, Ended, EngineInfo, EngineStatus, FinishReason, Hello, SessionEvents, Submit
-from shared.pb import scheduler_pb2, scheduler_pb2_grpc
+from shared.pb import common_pb2, scheduler_pb2, scheduler_pb2_grpc
 from shared.rpc import RpcServer
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from shared.ids import Handle
+    from shared.mesh_view import EngineSnapshot
 
 __all__ = ["ENGINE", "FakeScheduler", "FakeSession"]
 
@@ -84,6 +86,10 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServicer):
         """``engine`` is told to each session at once; None leaves that to the test."""
         self.engine = engine
         self.status = EngineStatus(ready=True, reason="", epoch=1, info=ENGINE, workers=(), num_running=3)
+        self.watched: asyncio.Queue[float] = asyncio.Queue()
+        """Intervals of those who came to watch, seconds."""
+        self.snapshots: asyncio.Queue[EngineSnapshot | None] = asyncio.Queue()
+        """What the watcher is told; None ends its stream."""
         self._sessions: asyncio.Queue[FakeSession] = asyncio.Queue()
         self._server: RpcServer | None = None
         self._port = 0
@@ -147,3 +153,10 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServicer):
         self, request: scheduler_pb2.GetEngineStatusRequest, context: Any
     ) -> scheduler_pb2.GetEngineStatusResponse:
         return scheduler_pb2.GetEngineStatusResponse(status=engine_status_to_pb(self.status))
+
+    async def WatchEngine(  # noqa: N802
+        self, request: scheduler_pb2.WatchEngineRequest, context: Any
+    ) -> AsyncIterator[common_pb2.EngineSnapshot]:
+        self.watched.put_nowait(request.interval_ms / 1e3)
+        while (snapshot := await self.snapshots.get()) is not None:
+            yield engine_snapshot_to_pb(snapshot)

@@ -16,6 +16,7 @@ from shared.mesh_view import MIN_INTERVAL_S
 from shared.messages import EngineStatus, StepTiming
 from shared.pb import scheduler_pb2, scheduler_pb2_grpc
 from shared.rpc import connect
+from shared.worker_client import WorkerClient
 from tests.factories import make_submit
 from tests.fakes.scripted_workers import ScriptedWorker
 
@@ -125,14 +126,14 @@ async def test_the_scheduler_leaves_without_waiting_for_watchers(start_scheduler
 
 @pytest.mark.parametrize("interval_s", [0.0, 0.1, 11.0, float("nan")])
 async def test_an_interval_out_of_range_is_refused(interval_s: float) -> None:
-    watch = EngineWatch(lambda: IDLE, SystemClock())
+    watch = EngineWatch(lambda: IDLE, SystemClock(), connect=WorkerClient)
     with pytest.raises(InvalidRequestError, match=r"between 0\.25 and 10"):
         await anext(watch.snapshots(interval_s))
 
 
 async def test_watchers_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("services.scheduler.watch.MAX_WATCHERS", 1)
-    watch = EngineWatch(lambda: IDLE, SystemClock())
+    watch = EngineWatch(lambda: IDLE, SystemClock(), connect=WorkerClient)
     async with contextlib.aclosing(watch.snapshots(1)) as first:
         assert (await anext(first)).status is IDLE
         with pytest.raises(OverloadedError, match="1 watch this engine already"):
