@@ -19,6 +19,7 @@ __all__ = [
     "DEFAULT_MODEL",
     "EngineConfig",
     "GatewayConfig",
+    "HttpConfig",
     "ListenConfig",
     "ObservabilityConfig",
     "SchedulerConfig",
@@ -212,6 +213,25 @@ class WorkerConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class HttpConfig:
+    """The HTTP front of a gateway, beside its gRPC front."""
+
+    listen: ListenConfig = field(default_factory=lambda: ListenConfig(port=8000))
+    max_body_bytes: int = 8 << 20
+    """Largest body of a request."""
+    cors_origins: tuple[str, ...] = ()
+    """Origins whose pages may call from a browser, like https://example.org; "*" is every one. None by default."""
+
+    def __post_init__(self) -> None:
+        """Check ranges and the origins' form."""
+        _check_range("max-body-bytes", self.max_body_bytes, 1 << 10, 1 << 30)
+        for origin in self.cors_origins:
+            scheme, _, host = origin.partition("://")
+            if origin != "*" and (scheme not in {"http", "https"} or not host or "/" in host):
+                raise ConfigError(f"--cors-origin must be * or like https://example.org (no path), not {origin!r}")
+
+
+@dataclass(frozen=True, slots=True)
 class GatewayConfig:
     """One gateway."""
 
@@ -231,6 +251,8 @@ class GatewayConfig:
     mesh_tls: TlsFiles | None = None
     """TLS towards the scheduler, both ends checked; None: in the clear."""
     observability: ObservabilityConfig = field(default_factory=ObservabilityConfig)
+    http: HttpConfig | None = None
+    """The OpenAI-compatible front; None: gRPC only."""
 
     def __post_init__(self) -> None:
         """Check ranges."""

@@ -36,6 +36,11 @@ class Readiness:
         self._draining = False
         self._changed = asyncio.Event()
 
+    @property
+    def is_draining(self) -> bool:
+        """Whether the gateway is leaving."""
+        return self._draining
+
     def missing(self) -> OrcaError | None:
         """Return why a request cannot be served now, None when it can."""
         served = self._served()
