@@ -11,14 +11,15 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import grpc
 from grpc import aio
 
-from shared.errors import UnauthenticatedError
+from shared.errors import ConfigError, UnauthenticatedError
+from shared.failure_details import failure_metadata
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     Authenticate: TypeAlias = Callable[[str | None], None]
 
-__all__ = ["AUTHORIZATION_KEY", "OPEN_METHODS", "AuthenticationInterceptor"]
+__all__ = ["AUTHORIZATION_KEY", "OPEN_METHODS", "AuthenticationInterceptor", "authorization_metadata"]
 
 AUTHORIZATION_KEY = "authorization"
 """Metadata key, that of the HTTP header."""
@@ -47,8 +48,17 @@ class AuthenticationInterceptor(aio.ServerInterceptor):
             try:
                 self._authenticate(_authorization(handler_call_details))
             except UnauthenticatedError as refusal:
-                return _refusing(str(refusal))
+                return _refusing(refusal)
         return await continuation(handler_call_details)
+
+
+def authorization_metadata(api_key: str | None) -> tuple[tuple[str, str], ...]:
+    """Return the metadata of a client's calls. Raises ``ConfigError`` for what no header can carry."""
+    if not api_key:
+        return ()
+    if not (api_key.isascii() and api_key.isprintable() and " " not in api_key):
+        raise ConfigError("the API key has characters that no header carries; it is printable ASCII without spaces")
+    return ((AUTHORIZATION_KEY, f"Bearer {api_key}"),)
 
 
 def _authorization(details: grpc.HandlerCallDetails) -> str | None:
@@ -58,10 +68,10 @@ def _authorization(details: grpc.HandlerCallDetails) -> str | None:
     return None
 
 
-def _refusing(message: str) -> Any:
+def _refusing(refusal: UnauthenticatedError) -> Any:
     async def refuse(requests: Any, context: aio.ServicerContext[Any, Any]) -> None:
         del requests
-        await context.abort(grpc.StatusCode.UNAUTHENTICATED, message)
+        await context.abort(grpc.StatusCode.UNAUTHENTICATED, str(refusal), failure_metadata(refusal))
 
     # Of a kind that is answered before anything is read, whatever kind the method is.
     return grpc.stream_stream_rpc_method_handler(refuse)

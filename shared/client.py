@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Self
 
 from grpc import aio
 
+from shared.authentication import authorization_metadata
 from shared.codec.calls import chat_call, detokenize_call, generate_call, tokenize_call
 from shared.codec.generation import delta_from_pb, gateway_status_from_pb, model_info_from_pb
 from shared.codec.mesh_view import mesh_snapshot_from_pb
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from shared.mesh_view import MeshSnapshot
+    from shared.tls import TlsCredentials
 
     _Call = aio.UnaryStreamCall[Any, gateway_pb2.GenerateResponse]
 
@@ -64,11 +66,22 @@ class GatewayClient:
     to have that at a certain line, wrap them in ``contextlib.aclosing``.
     """
 
-    def __init__(self, address: str, *, timeout_s: float = 10.0) -> None:
-        """``timeout_s`` is for the short calls; ``generate`` and ``chat`` have no limit of their own."""
+    def __init__(
+        self,
+        address: str,
+        *,
+        api_key: str | None = None,
+        tls: TlsCredentials | None = None,
+        timeout_s: float = 10.0,
+    ) -> None:
+        """``api_key`` goes along with each call; ``tls`` is what ``shared.tls.TlsFiles(…).load()`` returns.
+
+        ``timeout_s`` is for the short calls; ``generate`` and ``chat`` have no limit of their own.
+        """
         self._address = address
+        self._metadata = authorization_metadata(api_key)
         self._timeout_s = timeout_s
-        self._channel = connect(address)
+        self._channel = connect(address, tls)
         self._stub = gateway_pb2_grpc.GatewayStub(self._channel)
 
     async def __aenter__(self) -> Self:
@@ -101,7 +114,11 @@ class GatewayClient:
             UnavailableError: the gateway is not there, not ready or leaving.
             OrcaError: anything else, a missed ``timeout_s`` too; ``code`` is the status.
         """
-        return self._deltas(lambda: self._stub.Generate(generate_call(prompt, options, request_id), timeout=timeout_s))
+        return self._deltas(
+            lambda: self._stub.Generate(
+                generate_call(prompt, options, request_id), timeout=timeout_s, metadata=self._metadata
+            )
+        )
 
     def chat(
         self,
@@ -112,32 +129,40 @@ class GatewayClient:
         timeout_s: float | None = None,
     ) -> AsyncGenerator[Delta, None]:
         """Answer a conversation through the model's own chat template; errors as in ``generate``."""
-        return self._deltas(lambda: self._stub.Chat(chat_call(messages, options, request_id), timeout=timeout_s))
+        return self._deltas(
+            lambda: self._stub.Chat(
+                chat_call(messages, options, request_id), timeout=timeout_s, metadata=self._metadata
+            )
+        )
 
     async def tokenize(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Return the token ids of a text, with the tokens that the model wants around every text or without."""
         request = tokenize_call(text, add_special_tokens=add_special_tokens)
         with self._mapped():
-            response = await self._stub.Tokenize(request, timeout=self._timeout_s)
+            response = await self._stub.Tokenize(request, timeout=self._timeout_s, metadata=self._metadata)
         return list(response.token_ids)
 
     async def detokenize(self, token_ids: Sequence[int]) -> str:
         """Return the text of token ids."""
         request = detokenize_call(token_ids)
         with self._mapped():
-            response = await self._stub.Detokenize(request, timeout=self._timeout_s)
+            response = await self._stub.Detokenize(request, timeout=self._timeout_s, metadata=self._metadata)
         return response.text
 
     async def model_info(self) -> ModelInfo:
         """Return the model that is served and its limits."""
         with self._mapped():
-            response = await self._stub.GetModelInfo(gateway_pb2.GetModelInfoRequest(), timeout=self._timeout_s)
+            response = await self._stub.GetModelInfo(
+                gateway_pb2.GetModelInfoRequest(), timeout=self._timeout_s, metadata=self._metadata
+            )
         return model_info_from_pb(response)
 
     async def status(self) -> GatewayStatus:
         """Return the state of the engine behind the gateway."""
         with self._mapped():
-            response = await self._stub.GetStatus(gateway_pb2.GetStatusRequest(), timeout=self._timeout_s)
+            response = await self._stub.GetStatus(
+                gateway_pb2.GetStatusRequest(), timeout=self._timeout_s, metadata=self._metadata
+            )
         return gateway_status_from_pb(response)
 
     async def watch(self, interval_s: float = DEFAULT_INTERVAL_S) -> AsyncGenerator[MeshSnapshot, None]:
@@ -150,7 +175,8 @@ class GatewayClient:
         """
         check_interval(interval_s)
         with self._mapped():
-            call = self._stub.WatchMesh(gateway_pb2.WatchMeshRequest(interval_ms=round(interval_s * 1e3)))
+            request = gateway_pb2.WatchMeshRequest(interval_ms=round(interval_s * 1e3))
+            call = self._stub.WatchMesh(request, metadata=self._metadata)
         try:
             with self._mapped():
                 async for message in call:

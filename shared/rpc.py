@@ -17,6 +17,7 @@ from grpc_reflection.v1alpha import reflection
 
 from shared import errors
 from shared.authentication import AuthenticationInterceptor
+from shared.failure_details import failure_metadata, retry_after_s
 from shared.log import get_logger
 from shared.status import StatusCode
 from shared.tls import is_loopback
@@ -135,6 +136,9 @@ class FailedCall(Protocol):
     def details(self) -> str | None:
         """What the other side, or the library, says of it."""
 
+    def trailing_metadata(self) -> Any:
+        """Pairs of key and value, or None."""
+
 
 def status_of(failure: FailedCall) -> StatusCode:
     """Status of a failed call."""
@@ -172,13 +176,20 @@ def error_from_rpc(failure: FailedCall, what: str) -> errors.OrcaError:
     code = status_of(failure)
     if code is StatusCode.UNIMPLEMENTED:
         return error_of(code, f"{what}: what listens there is of another kind or version ({failure.details()})")
-    return error_of(code, f"{what}: {failure.details() or code.name}")
+    said = failure.details() or code.name
+    if code is StatusCode.RESOURCE_EXHAUSTED and "larger than max" in said:
+        # The library's own, with the code of overload: trying again would not help.
+        return errors.InvalidRequestError(f"{what}: the message is too large ({said})")
+    error = error_of(code, f"{what}: {said}")
+    if isinstance(error, errors.OverloadedError):
+        error.retry_after_s = retry_after_s(failure.trailing_metadata() or ())
+    return error
 
 
 async def _abort(context: aio.ServicerContext[Any, Any], error: BaseException, method: str) -> NoReturn:
     """End the call with the error's own status; what is not ours is logged with its traceback and stays hidden."""
     if isinstance(error, errors.OrcaError):
-        await context.abort(grpc_status(error.code), str(error))
+        await context.abort(grpc_status(error.code), str(error), failure_metadata(error))
     get_logger().error("rpc_failed", method=method, exc_info=error)
     await context.abort(grpc.StatusCode.INTERNAL, "internal error; the service's log has the details")
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Self
 
 import grpc
 
+from shared.authentication import authorization_metadata
 from shared.codec.calls import chat_call, detokenize_call, generate_call, tokenize_call
 from shared.codec.generation import delta_from_pb, gateway_status_from_pb, model_info_from_pb
 from shared.errors import UnavailableError
@@ -35,6 +36,8 @@ from shared.rpc import connect_blocking, error_from_rpc
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from types import TracebackType
+
+    from shared.tls import TlsCredentials
 
     _Call = grpc._CallIterator[gateway_pb2.GenerateResponse]  # noqa: SLF001 - a name of the type stubs only
 
@@ -93,11 +96,22 @@ class DeltaStream:
 class SyncGatewayClient:
     """A client of the gateway at ``address`` (host:port). It connects with the first call; threads may share it."""
 
-    def __init__(self, address: str, *, timeout_s: float = 10.0) -> None:
-        """``timeout_s`` is for the short calls; ``generate`` and ``chat`` have no limit of their own."""
+    def __init__(
+        self,
+        address: str,
+        *,
+        api_key: str | None = None,
+        tls: TlsCredentials | None = None,
+        timeout_s: float = 10.0,
+    ) -> None:
+        """``api_key`` goes along with each call; ``tls`` is what ``shared.tls.TlsFiles(…).load()`` returns.
+
+        ``timeout_s`` is for the short calls; ``generate`` and ``chat`` have no limit of their own.
+        """
         self._peer = f"gateway at {address}"
         self._timeout_s = timeout_s
-        self._channel = connect_blocking(address)
+        self._metadata = authorization_metadata(api_key)
+        self._channel = connect_blocking(address, tls)
         self._stub = gateway_pb2_grpc.GatewayStub(self._channel)
 
     def __enter__(self) -> Self:
@@ -132,7 +146,7 @@ class SyncGatewayClient:
         """
         request = generate_call(prompt, options, request_id)
         with _mapped(self._peer):
-            return DeltaStream(self._stub.Generate(request, timeout=timeout_s), self._peer)
+            return DeltaStream(self._stub.Generate(request, timeout=timeout_s, metadata=self._metadata), self._peer)
 
     def chat(
         self,
@@ -145,30 +159,34 @@ class SyncGatewayClient:
         """Answer a conversation through the model's own chat template; errors as in ``generate``."""
         request = chat_call(messages, options, request_id)
         with _mapped(self._peer):
-            return DeltaStream(self._stub.Chat(request, timeout=timeout_s), self._peer)
+            return DeltaStream(self._stub.Chat(request, timeout=timeout_s, metadata=self._metadata), self._peer)
 
     def tokenize(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Return the token ids of a text, with the tokens that the model wants around every text or without."""
         request = tokenize_call(text, add_special_tokens=add_special_tokens)
         with _mapped(self._peer):
-            return list(self._stub.Tokenize(request, timeout=self._timeout_s).token_ids)
+            return list(self._stub.Tokenize(request, timeout=self._timeout_s, metadata=self._metadata).token_ids)
 
     def detokenize(self, token_ids: Sequence[int]) -> str:
         """Return the text of token ids."""
         request = detokenize_call(token_ids)
         with _mapped(self._peer):
-            return self._stub.Detokenize(request, timeout=self._timeout_s).text
+            return self._stub.Detokenize(request, timeout=self._timeout_s, metadata=self._metadata).text
 
     def model_info(self) -> ModelInfo:
         """Return the model that is served and its limits."""
         with _mapped(self._peer):
-            response = self._stub.GetModelInfo(gateway_pb2.GetModelInfoRequest(), timeout=self._timeout_s)
+            response = self._stub.GetModelInfo(
+                gateway_pb2.GetModelInfoRequest(), timeout=self._timeout_s, metadata=self._metadata
+            )
         return model_info_from_pb(response)
 
     def status(self) -> GatewayStatus:
         """Return the state of the engine behind the gateway."""
         with _mapped(self._peer):
-            response = self._stub.GetStatus(gateway_pb2.GetStatusRequest(), timeout=self._timeout_s)
+            response = self._stub.GetStatus(
+                gateway_pb2.GetStatusRequest(), timeout=self._timeout_s, metadata=self._metadata
+            )
         return gateway_status_from_pb(response)
 
 

@@ -14,14 +14,13 @@ from shared.codec.generation import (
     model_info_to_pb,
 )
 from shared.codec.mesh_view import mesh_snapshot_to_pb
-from shared.errors import OverloadedError
 from shared.generation import ChatRequest, GenerateRequest
 from shared.mesh_view import DEFAULT_INTERVAL_S
 from shared.pb import gateway_pb2, gateway_pb2_grpc
 from shared.rpc import request_id_of
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Iterator
+    from collections.abc import AsyncGenerator
 
     from grpc import aio
 
@@ -31,12 +30,7 @@ if TYPE_CHECKING:
 
     _Context = aio.ServicerContext[Any, Any]
 
-__all__ = ["RETRY_AFTER_KEY", "GatewayServicer"]
-
-RETRY_AFTER_KEY = "retry-after-ms"
-"""Trailing metadata of RESOURCE_EXHAUSTED: when to try again, milliseconds."""
-
-_RETRY_AFTER_MS = 1000
+__all__ = ["GatewayServicer"]
 
 _Request = TypeVar("_Request", GenerateRequest, ChatRequest)
 
@@ -52,29 +46,29 @@ class GatewayServicer(gateway_pb2_grpc.GatewayServicer):
         self, request: gateway_pb2.GenerateRequest, context: _Context
     ) -> AsyncGenerator[gateway_pb2.GenerateResponse, None]:
         """Stream the continuation of a prompt."""
-        return _responses(self._generation.generate(_named(generate_from_pb(request), context)), context)
+        return _responses(self._generation.generate(_named(generate_from_pb(request), context)))
 
     def Chat(  # noqa: N802 - the contract's name
         self, request: gateway_pb2.ChatRequest, context: _Context
     ) -> AsyncGenerator[gateway_pb2.GenerateResponse, None]:
         """Stream the answer to a conversation."""
-        return _responses(self._generation.chat(_named(chat_from_pb(request), context)), context)
+        return _responses(self._generation.chat(_named(chat_from_pb(request), context)))
 
     async def Tokenize(  # noqa: N802 - the contract's name
         self, request: gateway_pb2.TokenizeRequest, context: _Context
     ) -> gateway_pb2.TokenizeResponse:
         """Tokenize a text; special tokens are added unless the client says no."""
+        del context
         add_special_tokens = request.add_special_tokens if request.HasField("add_special_tokens") else True
-        with _retry_hint(context):
-            ids = await self._generation.tokenize(request.text, add_special_tokens=add_special_tokens)
+        ids = await self._generation.tokenize(request.text, add_special_tokens=add_special_tokens)
         return gateway_pb2.TokenizeResponse(token_ids=ids)
 
     async def Detokenize(  # noqa: N802 - the contract's name
         self, request: gateway_pb2.DetokenizeRequest, context: _Context
     ) -> gateway_pb2.DetokenizeResponse:
         """Return the text of token ids."""
-        with _retry_hint(context):
-            return gateway_pb2.DetokenizeResponse(text=await self._generation.detokenize(request.token_ids))
+        del context
+        return gateway_pb2.DetokenizeResponse(text=await self._generation.detokenize(request.token_ids))
 
     async def GetModelInfo(  # noqa: N802 - the contract's name
         self, request: gateway_pb2.GetModelInfoRequest, context: _Context
@@ -108,20 +102,8 @@ def _named(request: _Request, context: _Context) -> _Request:
     return dataclasses.replace(request, request_id=request_id_of(context) or "")
 
 
-async def _responses(
-    deltas: AsyncGenerator[Delta, None], context: _Context
-) -> AsyncGenerator[gateway_pb2.GenerateResponse, None]:
+async def _responses(deltas: AsyncGenerator[Delta, None]) -> AsyncGenerator[gateway_pb2.GenerateResponse, None]:
     """Translate; the deltas are closed, and thus their request cancelled, as soon as the client leaves."""
-    with _retry_hint(context):
-        async with contextlib.aclosing(deltas):
-            async for delta in deltas:
-                yield delta_to_pb(delta)
-
-
-@contextlib.contextmanager
-def _retry_hint(context: _Context) -> Iterator[None]:
-    try:
-        yield
-    except OverloadedError:
-        context.set_trailing_metadata(((RETRY_AFTER_KEY, str(_RETRY_AFTER_MS)),))
-        raise
+    async with contextlib.aclosing(deltas):
+        async for delta in deltas:
+            yield delta_to_pb(delta)

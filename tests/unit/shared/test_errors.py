@@ -7,6 +7,7 @@ from grpc import StatusCode as GrpcStatusCode
 from grpc import aio
 
 from shared import errors
+from shared.failure_details import failure_metadata
 from shared.rpc import bound_address, error_from_rpc, error_of, grpc_status
 from shared.status import StatusCode
 
@@ -58,3 +59,17 @@ def test_a_failed_call_names_the_peer(details: str, said: str) -> None:
 )
 def test_addresses(host: str, address: str) -> None:
     assert bound_address(host, 5) == address
+
+
+def test_what_is_too_large_is_not_taken_for_overload() -> None:
+    details = "Received message larger than max (70000000 vs. 67108864)"
+    failure = aio.AioRpcError(GrpcStatusCode.RESOURCE_EXHAUSTED, aio.Metadata(), aio.Metadata(), details)
+    assert isinstance(error_from_rpc(failure, "gateway"), errors.InvalidRequestError)
+
+
+def test_overload_says_when_to_try_again() -> None:
+    trailing = aio.Metadata(*failure_metadata(errors.OverloadedError("full", retry_after_s=2.5)))
+    failure = aio.AioRpcError(GrpcStatusCode.RESOURCE_EXHAUSTED, aio.Metadata(), trailing, "full")
+    error = error_from_rpc(failure, "gateway")
+    assert isinstance(error, errors.OverloadedError)
+    assert error.retry_after_s == 2.5
