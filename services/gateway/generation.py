@@ -144,12 +144,12 @@ class Generation:
                     new, ended = await stream.take()
                     # A stop token is an id of the output, not text of it.
                     stopped = bool(new) and new[-1] in job.stop_token_ids
-                    text = detokenizer.push(new[:-1] if stopped else new)
+                    text = detokenizer.push(new[:-1] if stopped else new).text
                     if ended is None:
                         yield Delta(text, tuple(new))
                 finish = _finish(stream, ended)
                 usage = Usage(len(job.prompt_token_ids), finish.num_output_tokens, finish.num_cached_tokens)
-                yield Delta(text + detokenizer.finish(), tuple(new), finish, usage=usage)
+                yield Delta(text + detokenizer.finish().text, tuple(new), finish, usage=usage)
             finally:
                 self._scheduler.close_stream(stream)
                 _log_end(stream)

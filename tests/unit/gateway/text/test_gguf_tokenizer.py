@@ -155,8 +155,8 @@ def test_sentencepiece_without_the_prefix_space(tmp_path: Path) -> None:
 def test_sentencepiece_pieces_join_to_the_decoded_text(sentencepiece: OurTokenizer, data: st.DataObject) -> None:
     token_ids = data.draw(st.lists(st.integers(0, sentencepiece.vocab_size - 1), max_size=20))
     detokenizer = Detokenizer(sentencepiece)
-    pieces = [detokenizer.push([token_id]) for token_id in token_ids]
-    assert "".join(pieces) + detokenizer.finish() == sentencepiece.decode(token_ids)
+    pieces = [detokenizer.push([token_id]).text for token_id in token_ids]
+    assert "".join(pieces) + detokenizer.finish().text == sentencepiece.decode(token_ids)
 
 
 @pytest.fixture(scope="module")
