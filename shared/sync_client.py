@@ -12,13 +12,14 @@ It has the methods of ``shared.client.GatewayClient`` and the same errors; only 
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 import grpc
 
 from shared.authentication import authorization_metadata
 from shared.codec.calls import chat_call, detokenize_call, generate_call, tokenize_call
 from shared.codec.generation import delta_from_pb, gateway_status_from_pb, model_info_from_pb
+from shared.codec.mesh_view import mesh_snapshot_from_pb
 from shared.errors import UnavailableError
 from shared.generation import (
     ChatMessage,
@@ -30,52 +31,58 @@ from shared.generation import (
     GenerateRequest,
     ModelInfo,
 )
+from shared.mesh_view import DEFAULT_INTERVAL_S, check_interval
 from shared.pb import gateway_pb2, gateway_pb2_grpc
 from shared.rpc import connect_blocking, error_from_rpc
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from types import TracebackType
 
+    from shared.mesh_view import MeshSnapshot
     from shared.tls import TlsCredentials
 
-    _Call = grpc._CallIterator[gateway_pb2.GenerateResponse]  # noqa: SLF001 - a name of the type stubs only
+    _Call = grpc._CallIterator[Any]  # noqa: SLF001 - a name of the type stubs only
 
 __all__ = [
     "ChatMessage",
     "ChatRequest",
     "Delta",
-    "DeltaStream",
     "Finish",
     "GatewayStatus",
     "GenerateOptions",
     "GenerateRequest",
     "ModelInfo",
+    "Stream",
     "SyncGatewayClient",
 ]
 
 
-class DeltaStream:
-    """The deltas of a request that is running; iterate over it once, in one thread.
+_News = TypeVar("_News")
 
-    Closing it, leaving its ``with`` block or dropping it before its end cancels the request. Any thread may close it:
-    one that waits for a delta then gets an ``OrcaError`` with the code CANCELLED.
+
+class Stream(Generic[_News]):
+    """What a call that is running tells; iterate over it once, in one thread.
+
+    Closing it, leaving its ``with`` block or dropping it before its end cancels the call, and the request with it. Any
+    thread may close it: one that waits for news then gets an ``OrcaError`` with the code CANCELLED.
     """
 
-    def __init__(self, call: _Call, peer: str) -> None:
+    def __init__(self, call: _Call, decode: Callable[[Any], _News], peer: str) -> None:
         self._call = call
+        self._decode = decode
         self._peer = peer
         self._is_closed = False
 
     def __iter__(self) -> Self:
         return self
 
-    def __next__(self) -> Delta:
-        """Wait for news. Errors: those of ``SyncGatewayClient.generate``."""
+    def __next__(self) -> _News:
+        """Wait for news. Errors: those of the client's method."""
         if self._is_closed:
             raise StopIteration
         try:
-            return delta_from_pb(next(self._call))
+            return self._decode(next(self._call))
         except grpc.RpcError as failure:
             raise error_from_rpc(failure, self._peer) from failure
 
@@ -88,7 +95,7 @@ class DeltaStream:
         self.close()
 
     def close(self) -> None:
-        """Cancel the request where it is still running; there are no more deltas."""
+        """Cancel the call where it is still running; there is no more news."""
         self._is_closed = True
         self._call.cancel()
 
@@ -133,7 +140,7 @@ class SyncGatewayClient:
         *,
         request_id: str | None = None,
         timeout_s: float | None = None,
-    ) -> DeltaStream:
+    ) -> Stream[Delta]:
         """Continue a prompt, given as text, as token ids, or with all that goes with it; the last delta has ``usage``.
 
         ``options`` and ``request_id`` take the place of the request's own. The request starts at once.
@@ -146,7 +153,8 @@ class SyncGatewayClient:
         """
         request = generate_call(prompt, options, request_id)
         with _mapped(self._peer):
-            return DeltaStream(self._stub.Generate(request, timeout=timeout_s, metadata=self._metadata), self._peer)
+            call = self._stub.Generate(request, timeout=timeout_s, metadata=self._metadata)
+        return Stream(call, delta_from_pb, self._peer)
 
     def chat(
         self,
@@ -155,11 +163,12 @@ class SyncGatewayClient:
         *,
         request_id: str | None = None,
         timeout_s: float | None = None,
-    ) -> DeltaStream:
+    ) -> Stream[Delta]:
         """Answer a conversation through the model's own chat template; errors as in ``generate``."""
         request = chat_call(messages, options, request_id)
         with _mapped(self._peer):
-            return DeltaStream(self._stub.Chat(request, timeout=timeout_s, metadata=self._metadata), self._peer)
+            call = self._stub.Chat(request, timeout=timeout_s, metadata=self._metadata)
+        return Stream(call, delta_from_pb, self._peer)
 
     def tokenize(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Return the token ids of a text, with the tokens that the model wants around every text or without."""
@@ -188,6 +197,20 @@ class SyncGatewayClient:
                 gateway_pb2.GetStatusRequest(), timeout=self._timeout_s, metadata=self._metadata
             )
         return gateway_status_from_pb(response)
+
+    def watch(self, interval_s: float = DEFAULT_INTERVAL_S) -> Stream[MeshSnapshot]:
+        """Give a snapshot of the mesh at once and then every ``interval_s`` seconds, until the gateway leaves.
+
+        Raises:
+            InvalidRequestError: the interval is out of range.
+            OverloadedError: too many watch already.
+            UnavailableError: the gateway is not there, or not any more.
+        """
+        check_interval(interval_s)
+        request = gateway_pb2.WatchMeshRequest(interval_ms=round(interval_s * 1e3))
+        with _mapped(self._peer):
+            call = self._stub.WatchMesh(request, metadata=self._metadata)
+        return Stream(call, mesh_snapshot_from_pb, self._peer)
 
 
 @contextlib.contextmanager

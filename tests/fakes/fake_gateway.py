@@ -18,7 +18,9 @@ from shared.codec.generation import (
     generate_from_pb,
     model_info_to_pb,
 )
+from shared.codec.mesh_view import mesh_snapshot_to_pb
 from shared.generation import Delta, Finish, GatewayStatus, ModelInfo, Usage
+from shared.mesh_view import EngineSnapshot, MeshSnapshot
 from shared.messages import EngineInfo, EngineStatus, FinishReason
 from shared.pb import gateway_pb2, gateway_pb2_grpc
 from shared.rpc import grpc_status
@@ -29,9 +31,11 @@ if TYPE_CHECKING:
     from shared.errors import OrcaError
     from shared.generation import ChatRequest, GenerateRequest
 
-__all__ = ["ANSWER", "FakeGateway", "serving"]
+__all__ = ["ANSWER", "SNAPSHOT", "FakeGateway", "serving"]
 
 INFO = EngineInfo("tiny", 512, 300, 4096, 16, 1, 1, "float32")
+STATUS = EngineStatus(ready=True, reason="", epoch=1, info=INFO, workers=())
+SNAPSHOT = MeshSnapshot(EngineSnapshot(STATUS, 7), "here", 1)
 ANSWER = (
     Delta(request_id="r1"),
     Delta("Once ", (5, 6)),
@@ -78,13 +82,11 @@ class FakeGateway(gateway_pb2_grpc.GatewayServicer):
 
     def GetStatus(self, request: Any, context: grpc.ServicerContext) -> Any:  # noqa: N802
         self._check(context)
-        return gateway_status_to_pb(
-            GatewayStatus(EngineStatus(ready=True, reason="", epoch=1, info=INFO, workers=()), 1)
-        )
+        return gateway_status_to_pb(GatewayStatus(STATUS, 1))
 
     def WatchMesh(self, request: Any, context: grpc.ServicerContext) -> Iterator[Any]:  # noqa: N802
-        yield from ()
-        context.abort(grpc.StatusCode.UNIMPLEMENTED, "nothing to watch here")
+        self._check(context)
+        yield mesh_snapshot_to_pb(SNAPSHOT)
 
     def _stream(self, context: grpc.ServicerContext) -> Iterator[Any]:
         self._note(context)

@@ -37,7 +37,7 @@ from shared.generation import (
 )
 from shared.status import StatusCode
 from shared.sync_client import SyncGatewayClient
-from tests.fakes.fake_gateway import ANSWER, FakeGateway, serving
+from tests.fakes.fake_gateway import ANSWER, SNAPSHOT, FakeGateway, serving
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -163,6 +163,26 @@ def test_failures_are_typed(
     assert str(raised.value) == f"gateway at {gateway.address}: {failure}"
 
 
+def test_snapshots(client: Any) -> None:
+    (snapshot,) = client.watch(0.5)
+    assert snapshot == SNAPSHOT
+    with pytest.raises(InvalidRequestError):
+        list(client.watch(-1))
+
+
+def test_an_api_key_goes_along_with_every_call(gateway: FakeGateway) -> None:
+    async def call_all() -> None:
+        async with GatewayClient(gateway.address, api_key="s3cret") as client:
+            await client.status()
+            await collect_async(client.generate("x"))
+
+    asyncio.run(call_all())
+    with SyncGatewayClient(gateway.address, api_key="s3cret") as client:
+        client.status()
+        collect(client.generate("x"))
+    assert [metadata["authorization"] for metadata in gateway.metadata] == ["Bearer s3cret"] * 4
+
+
 @pytest.mark.parametrize(
     "options", [GenerateOptions(seed=-1), GenerateOptions(seed=2**64), GenerateOptions(stop_token_ids=(-1,))]
 )
@@ -181,7 +201,7 @@ def test_a_deadline_of_the_call(client: Any, gateway: FakeGateway) -> None:
     assert raised.value.code is StatusCode.DEADLINE_EXCEEDED
 
 
-@pytest.mark.parametrize("name", ["generate", "chat", "tokenize", "detokenize", "model_info", "status"])
+@pytest.mark.parametrize("name", ["generate", "chat", "tokenize", "detokenize", "model_info", "status", "watch"])
 def test_both_clients_are_called_alike(name: str) -> None:
     parameters = [inspect.signature(getattr(kind, name)).parameters for kind in (GatewayClient, SyncGatewayClient)]
     assert parameters[0] == parameters[1]
