@@ -57,34 +57,35 @@ async def run_scheduler(
         WorkerRegistryServicer(registry),
         "orca.v1.WorkerRegistry",
     )
-    port = await server.start(config.listen.host, config.listen.port)
-    address = bound_address(config.listen.host, port)
-    get_logger().info("service_listening", address=address)
-    if listening is not None:
-        listening.set_result(address)
-    try:
-        async with metrics_served(metrics, config.observability.metrics), asyncio.TaskGroup() as tasks:
-            running = [tasks.create_task(loop.run()), tasks.create_task(keeper.run())]
-            asked = tasks.create_task(shutdown.wait())
-            done, _ = await asyncio.wait([asked, *running], return_when=asyncio.FIRST_COMPLETED)
-            if asked not in done:
-                if any(task.cancelled() or task.exception() is None for task in done):
-                    raise RuntimeError("a task of the scheduler ended by itself")
-                await asyncio.get_running_loop().create_future()  # the group cancels this for the task that failed
-            get_logger().info("draining", grace_s=shutdown.grace_s)
-            await server.set_ready(ready=False)
-            try:
-                async with asyncio.timeout(shutdown.grace_s):
-                    await loop.drain()
-            except TimeoutError:
-                get_logger().warning("drain_timed_out", num_running=loop.stats().num_running)
-            for task in running:
-                task.cancel()
-    finally:
-        sessions.close_sessions()
-        watch.close()
-        registry.close()
-        await server.stop(_STOP_GRACE_S)
+    async with metrics_served(metrics, config.observability.metrics):
+        port = await server.start(config.listen.host, config.listen.port)
+        address = bound_address(config.listen.host, port)
+        get_logger().info("service_listening", address=address)
+        if listening is not None:
+            listening.set_result(address)
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                running = [tasks.create_task(loop.run()), tasks.create_task(keeper.run())]
+                asked = tasks.create_task(shutdown.wait())
+                done, _ = await asyncio.wait([asked, *running], return_when=asyncio.FIRST_COMPLETED)
+                if asked not in done:
+                    if any(task.cancelled() or task.exception() is None for task in done):
+                        raise RuntimeError("a task of the scheduler ended by itself")
+                    await asyncio.get_running_loop().create_future()  # the group cancels this for the task that failed
+                get_logger().info("draining", grace_s=shutdown.grace_s)
+                await server.set_ready(ready=False)
+                try:
+                    async with asyncio.timeout(shutdown.grace_s):
+                        await loop.drain()
+                except TimeoutError:
+                    get_logger().warning("drain_timed_out", num_running=loop.stats().num_running)
+                for task in running:
+                    task.cancel()
+        finally:
+            sessions.close_sessions()
+            watch.close()
+            registry.close()
+            await server.stop(_STOP_GRACE_S)
 
 
 def _status(keeper: EngineKeeper, registry: WorkerRegistry, loop: EngineLoop) -> EngineStatus:

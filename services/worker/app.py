@@ -10,6 +10,7 @@ import structlog
 import torch
 
 from services.worker.engine import Engine
+from services.worker.metrics import WorkerMetrics
 from services.worker.registration import hold_claim
 from services.worker.rendezvous import RendezvousServer
 from services.worker.servicer import WorkerServicer
@@ -17,6 +18,8 @@ from shared.clock import SystemClock
 from shared.errors import ConfigError
 from shared.log import get_logger
 from shared.messages import Registration
+from shared.metrics import ServiceMetrics
+from shared.metrics_server import metrics_served
 from shared.pb import worker_pb2_grpc
 from shared.rpc import RpcServer, bound_address
 from shared.tls import load_tls
@@ -46,6 +49,9 @@ async def run_worker(config: WorkerConfig, shutdown: Shutdown) -> None:
     clock = SystemClock()
     listen_host = config.listen.host
     advertised_host = config.advertise_host or listen_host
+    rank_metrics = WorkerMetrics(config.stage, config.tp_rank)
+    metrics = ServiceMetrics("worker")
+    metrics.add(rank_metrics)
     engine = Engine(
         stage=config.stage,
         tp_rank=config.tp_rank,
@@ -53,6 +59,7 @@ async def run_worker(config: WorkerConfig, shutdown: Shutdown) -> None:
         choose_device=lambda world_rank: _device(device_type, world_rank),
         clock=clock,
         set_ready=server.set_ready,
+        observers=[rank_metrics],
     )
     server.add(
         worker_pb2_grpc.add_WorkerServicer_to_server,
@@ -67,7 +74,8 @@ async def run_worker(config: WorkerConfig, shutdown: Shutdown) -> None:
         # Outlives the claim: this worker may itself be waiting at the store when it is asked to leave.
         rendezvous = RendezvousServer(listen_host, advertised_host) if is_first else None
         try:
-            await _hold_until_asked(hold_claim(config.scheduler, claim, rendezvous, tls), shutdown)
+            async with metrics_served(metrics, config.observability.metrics):
+                await _hold_until_asked(hold_claim(config.scheduler, claim, rendezvous, tls), shutdown)
         finally:
             await server.set_ready(ready=False)
             await engine.close(shutdown.grace_s)

@@ -18,12 +18,13 @@ from shared.log import get_logger
 from shared.topology import Topology
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable
+    from collections.abc import AsyncGenerator, Callable, Sequence
 
     import torch
 
     from services.worker.joining import Assembly
     from services.worker.loading import LoadedStage
+    from services.worker.observer import StepObserver
     from shared.clock import Clock
     from shared.messages import Joined, JoinRequest, Loading
 
@@ -52,12 +53,14 @@ class Engine:
         choose_device: Callable[[int], torch.device],
         clock: Clock,
         set_ready: SetReady,
+        observers: Sequence[StepObserver] = (),
     ) -> None:
         self._rank = (stage, tp_rank)
         self._host = host
         self._choose_device = choose_device
         self._clock = clock
         self._set_ready = set_ready
+        self._observers = observers
         self._is_leaving = False
         self._loaded: LoadedStage | None = None
         self._joining: Joining | None = None
@@ -141,10 +144,12 @@ class Engine:
         return topology
 
     async def _begin(self, request: JoinRequest, assembly: Assembly) -> Joined:
-        membership = Membership(request, assembly, self._clock)
+        membership = Membership(request, assembly, self._clock, self._observers)
         self._membership = membership
         self.timeline = membership.timeline
         joined = assembly.joined
+        for observer in self._observers:
+            observer.epoch_began(joined)
         get_logger().info(
             "epoch_joined",
             epoch=request.epoch,
@@ -165,6 +170,8 @@ class Engine:
         )
         await self._set_ready(ready=False)
         await membership.closed()
+        for observer in self._observers:
+            observer.epoch_over()
 
     async def _leave(self, reason: OrcaError) -> None:
         if self._membership is not None:

@@ -16,9 +16,10 @@ from services.worker.timeline import Timeline
 from shared.errors import EngineLostError, OrcaError, ProtocolError
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Iterator
+    from collections.abc import AsyncGenerator, Iterator, Sequence
 
     from services.worker.joining import Assembly
+    from services.worker.observer import StepObserver
     from services.worker.outcome import Outcome
     from shared.clock import Clock
     from shared.messages import JoinRequest, StepPlan, StepResult
@@ -32,8 +33,11 @@ MAX_PENDING_STEPS = 256
 class Membership:
     """One epoch of one rank. Created on the event loop, it starts the compute thread at once."""
 
-    def __init__(self, request: JoinRequest, assembly: Assembly, clock: Clock) -> None:
+    def __init__(
+        self, request: JoinRequest, assembly: Assembly, clock: Clock, observers: Sequence[StepObserver] = ()
+    ) -> None:
         self.request = request
+        self._observers = observers
         self.timeline = Timeline()
         self.over: asyncio.Future[OrcaError] = asyncio.get_running_loop().create_future()
         """Set to the reason when the epoch is over."""
@@ -77,6 +81,8 @@ class Membership:
         await self._room.acquire()
         self._num_computing += 1
         self._idle.clear()
+        for observer in self._observers:
+            observer.step_submitted()
         self._executor.submit(plan, received_ns)
 
     async def drained(self) -> None:
@@ -122,7 +128,10 @@ class Membership:
             self._loop.call_soon_threadsafe(self._on_step, outcome)
 
     def _on_step(self, outcome: Outcome) -> None:
-        self.timeline.add(outcome.timing())
+        timing = outcome.timing()
+        self.timeline.add(timing)
+        for observer in self._observers:
+            observer.step_ended(outcome, timing)
         self._num_computing -= 1
         if not self._num_computing:
             self._idle.set()

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from services.worker.app import run_worker
 from shared.codec.joining import join_progress_from_pb, join_request_to_pb, registration_from_pb
 from shared.codec.steps import step_plan_to_pb, step_result_from_pb, timeline_from_pb
-from shared.config import WorkerConfig
+from shared.config import ObservabilityConfig, WorkerConfig
 from shared.ids import BlockId, Epoch, RequestId, Row, StepId
 from shared.lifecycle import Shutdown
 from shared.messages import (
@@ -87,10 +87,15 @@ class FakeRegistry(worker_pb2_grpc.WorkerRegistryServicer):
 
 
 @contextlib.asynccontextmanager
-async def running_worker(registry: FakeRegistry) -> AsyncIterator[Registration]:
+async def running_worker(
+    registry: FakeRegistry, observability: ObservabilityConfig | None = None
+) -> AsyncIterator[Registration]:
     """Run a worker in this process for as long as the block lasts."""
     shutdown = Shutdown(grace_s=5.0)
-    task = asyncio.create_task(run_worker(WorkerConfig(scheduler=registry.address, device="cpu"), shutdown))
+    config = WorkerConfig(
+        scheduler=registry.address, device="cpu", observability=observability or ObservabilityConfig()
+    )
+    task = asyncio.create_task(run_worker(config, shutdown))
     leaving = asyncio.create_task(registry.leave.wait())
     leaving.add_done_callback(lambda _: shutdown.request("test over"))
     try:

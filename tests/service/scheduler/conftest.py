@@ -11,7 +11,7 @@ import pytest
 from services.scheduler.app import run_scheduler
 from shared.codec.engine import engine_status_from_pb
 from shared.codec.session import session_events_from_pb, session_request_to_pb
-from shared.config import EngineConfig, SchedulerConfig, SchedulingConfig
+from shared.config import EngineConfig, ObservabilityConfig, SchedulerConfig, SchedulingConfig
 from shared.lifecycle import Shutdown
 from shared.messages import Cancel, Ended, EngineStatus, Hello, SessionEvents, Submit
 from shared.pb import scheduler_pb2, scheduler_pb2_grpc
@@ -94,15 +94,17 @@ async def running_scheduler(
     scheduling: SchedulingConfig = ORCA,
     grace_s: float = 5.0,
     collective_timeout_s: int = 60,
+    observability: ObservabilityConfig | None = None,
 ) -> AsyncIterator[SchedulerUnderTest]:
     config = SchedulerConfig(
+        observability=observability or ObservabilityConfig(),
         engine=EngineConfig(
             model="test-model",
             topology=Topology(num_stages, tp_size),
             scheduling=scheduling,
             block_size=4,
             collective_timeout_s=collective_timeout_s,
-        )
+        ),
     )
     shutdown = Shutdown(grace_s)
     listening: asyncio.Future[str] = asyncio.get_running_loop().create_future()
