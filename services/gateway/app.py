@@ -6,6 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from services.gateway.admission import RequestLimit
+from services.gateway.api_keys import Authenticator
 from services.gateway.generation import Generation
 from services.gateway.readiness import Readiness
 from services.gateway.scheduler_client import SchedulerClient
@@ -23,8 +24,10 @@ from shared.tls import load_tls
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from shared.config import GatewayConfig
+    from services.gateway.http.server import HttpServer
+    from shared.config import GatewayConfig, HttpConfig
     from shared.lifecycle import Shutdown
+    from shared.tls import TlsFiles
 
 __all__ = ["run_gateway"]
 
@@ -52,17 +55,21 @@ async def run_gateway(
         gateway_id=lambda: bound_address(config.listen.host, server.port or 0),
         num_requests=lambda: limit.num_requests,
     )
-    servicer = GatewayServicer(Generation(scheduler, readiness, limit, clock), watch)
+    generation = Generation(scheduler, readiness, limit, clock)
+    servicer = GatewayServicer(generation, watch)
     server.add(gateway_pb2_grpc.add_GatewayServicer_to_server, servicer, "orca.v1.Gateway")
     try:
         port = await server.start(config.listen.host, config.listen.port)
         address = bound_address(config.listen.host, port)
-        get_logger().info("service_listening", address=address)
+        http = None if config.http is None else _http_server(config.http, config.tls, generation, readiness)
+        get_logger().info("service_listening", address=address, **({} if http is None else {"http": http.address}))
         async with asyncio.TaskGroup() as tasks:
             running = [
                 tasks.create_task(scheduler.run(gateway_id=address)),
                 tasks.create_task(readiness.run(lambda ready: server.set_ready(ready=ready))),
             ]
+            if http is not None:
+                tasks.create_task(http.serve())
             await shutdown.wait()
             get_logger().info("draining", grace_s=shutdown.grace_s, num_requests=limit.num_requests)
             readiness.drain()
@@ -73,9 +80,19 @@ async def run_gateway(
                 get_logger().warning("drain_timed_out", num_requests=limit.num_requests)
                 streams.fail_all(StatusCode.UNAVAILABLE, "the gateway is shutting down")
             watch.close()
+            if http is not None:
+                http.stop(_STOP_GRACE_S)
             await server.stop(_STOP_GRACE_S)
             for task in running:
                 task.cancel()
     finally:
         await server.stop(0)
         await scheduler.close()
+
+
+def _http_server(config: HttpConfig, tls: TlsFiles | None, generation: Generation, readiness: Readiness) -> HttpServer:
+    """Listen for HTTP; what that takes is not even imported where it is off."""
+    from services.gateway.http.app import build_app
+    from services.gateway.http.server import HttpServer
+
+    return HttpServer(build_app(config, generation, readiness, Authenticator()), config.listen, tls)

@@ -1,0 +1,1 @@
+"""The gateway's HTTP front: OpenAI's API as a thin translation of `services.gateway.generation`."""

@@ -1,0 +1,118 @@
+"""What both endpoints' answers have in common: their head, what a choice gathers, usage, events.
+
+Chunks are plain dicts that go straight to JSON: no check on the way out for every token. Their shapes are written down
+in `responses`, and tests hold them against it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+import orjson
+
+from shared.messages import FinishReason
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from shared.generation import Delta, Finish, TokenLogprob, Usage
+
+__all__ = ["FINISH_REASONS", "Answer", "Choice", "Head", "event", "usage_dict"]
+
+FINISH_REASONS = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length", FinishReason.TOOL_CALLS: "tool_calls"}
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """What is the same in all chunks of an answer."""
+
+    id: str
+    created: int
+    """Unix time, seconds."""
+    model: str
+    system_fingerprint: str
+
+    def fields(self, kind: str) -> dict[str, Any]:
+        """Return the first fields of a chunk or a whole answer; ``kind`` is OpenAI's name for it."""
+        return {
+            "id": self.id,
+            "object": kind,
+            "created": self.created,
+            "model": self.model,
+            "system_fingerprint": self.system_fingerprint,
+        }
+
+
+@dataclass(slots=True)
+class CallParts:
+    """A tool call that is coming in."""
+
+    id: str = ""
+    name: str = ""
+    arguments: list[str] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Choice:
+    """All deltas of one choice, for an answer in one piece."""
+
+    texts: list[str] = field(default_factory=list)
+    prompt_token_ids: list[int] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    tool_calls: dict[int, CallParts] = field(default_factory=dict)
+    finish: Finish | None = None
+
+    @property
+    def text(self) -> str:
+        """The text so far."""
+        return "".join(self.texts)
+
+    def add(self, delta: Delta) -> None:
+        """Take one more."""
+        self.texts.append(delta.text)
+        (self.prompt_token_ids if delta.is_prompt else self.token_ids).extend(delta.token_ids)
+        self.logprobs.extend(delta.logprobs)
+        for piece in delta.tool_calls:
+            call = self.tool_calls.setdefault(piece.index, CallParts())
+            call.id += piece.id
+            call.name += piece.name
+            call.arguments.append(piece.arguments)
+        if delta.finish is not None:
+            self.finish = delta.finish
+
+
+class Answer(Protocol):
+    """How an endpoint shows what was generated."""
+
+    def opening(self) -> bytes:
+        """Return the events that say that the request was accepted."""
+        ...
+
+    def events(self, delta: Delta) -> bytes:
+        """Return the events for a delta; none where it has no news for the client."""
+        ...
+
+    def usage_event(self, usage: Usage) -> bytes:
+        """Return the event that has the usage and no choices."""
+        ...
+
+    def whole(self, choices: Sequence[Choice], usage: Usage) -> bytes:
+        """Return the answer in one piece."""
+        ...
+
+
+def event(value: dict[str, Any]) -> bytes:
+    """Return a server-sent event."""
+    return b"data: " + orjson.dumps(value) + b"\n\n"
+
+
+def usage_dict(usage: Usage) -> dict[str, Any]:
+    """Return OpenAI's usage object."""
+    return {
+        "prompt_tokens": usage.num_prompt_tokens,
+        "completion_tokens": usage.num_output_tokens,
+        "total_tokens": usage.num_prompt_tokens + usage.num_output_tokens,
+        "prompt_tokens_details": {"cached_tokens": usage.num_cached_tokens},
+    }

@@ -1,0 +1,39 @@
+"""Deny by default: without a known API key in the ``Authorization`` header, nothing but the probes is answered.
+
+What is open is decided by the path as it stands in the request: no two spellings of one address, no redirect and no
+method can tell the guard and the router apart. A key in the query is none.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from services.gateway.clients import bind_client
+from services.gateway.http.probes import OPEN_PATHS
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp, Receive, Scope, Send
+
+    from services.gateway.api_keys import Authenticator
+
+__all__ = ["AuthenticationMiddleware"]
+
+
+class AuthenticationMiddleware:
+    """Finds out who calls. Raises ``UnauthenticatedError`` for nobody known."""
+
+    def __init__(self, app: ASGIApp, authenticator: Authenticator) -> None:
+        self._app = app
+        self._authenticator = authenticator
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Go on with the request of a known client, or of anybody who probes."""
+        if scope["raw_path"] not in OPEN_PATHS:
+            bind_client(self._authenticator.authenticate(_authorization(scope)))
+        await self._app(scope, receive, send)
+
+
+def _authorization(scope: Scope) -> str | None:
+    """Return the one header; several are as good as none, since nobody knows which is meant."""
+    values: list[bytes] = [value for name, value in scope["headers"] if name == b"authorization"]
+    return values[0].decode("latin-1") if len(values) == 1 else None

@@ -1,0 +1,79 @@
+"""The answer of ``POST /v1/completions``, whole and in chunks."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import TYPE_CHECKING, Any
+
+import orjson
+
+from services.gateway.http.answer import FINISH_REASONS, event, usage_dict
+from services.gateway.http.logprobs import CompletionLogprobs
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from services.gateway.http.answer import Choice, Head
+    from services.gateway.http.completion_body import CompletionBody
+    from shared.generation import Delta, Finish, Usage
+
+__all__ = ["CompletionAnswer"]
+
+
+class CompletionAnswer:
+    """An `Answer` whose choices are texts; whole or streamed, their fields are the same."""
+
+    def __init__(self, head: Head, body: CompletionBody) -> None:
+        self._head = head.fields("text_completion")
+        self._shows_token_ids = bool(body.return_token_ids)
+        self._shows_logprobs = body.logprobs is not None
+        self._logprobs: defaultdict[int, CompletionLogprobs] = defaultdict(CompletionLogprobs)
+        # Where the usage comes in the end, all other chunks say that they have none.
+        self._tail: dict[str, Any] = {"usage": None} if body.includes_usage else {}
+
+    def opening(self) -> bytes:
+        """Return nothing: a text has no beginning of its own."""
+        return b""
+
+    def events(self, delta: Delta) -> bytes:
+        """Return one chunk."""
+        shows = delta.text or delta.finish or delta.logprobs or (self._shows_token_ids and delta.token_ids)
+        if not shows:
+            return b""
+        choice: dict[str, Any] = {
+            "index": delta.choice,
+            "text": delta.text,
+            "logprobs": self._logprobs[delta.choice].add(delta.logprobs) if self._shows_logprobs else None,
+            **_finish_fields(delta.finish),
+        }
+        if self._shows_token_ids:
+            choice["prompt_token_ids" if delta.is_prompt else "token_ids"] = delta.token_ids
+        return event({**self._head, "choices": [choice], **self._tail})
+
+    def usage_event(self, usage: Usage) -> bytes:
+        """Return the last chunk."""
+        return event({**self._head, "choices": [], "usage": usage_dict(usage)})
+
+    def whole(self, choices: Sequence[Choice], usage: Usage) -> bytes:
+        """Return the answer in one piece."""
+        shown = [self._choice(index, choice) for index, choice in enumerate(choices)]
+        return orjson.dumps({**self._head, "choices": shown, "usage": usage_dict(usage)})
+
+    def _choice(self, index: int, choice: Choice) -> dict[str, Any]:
+        shown: dict[str, Any] = {
+            "index": index,
+            "text": choice.text,
+            "logprobs": CompletionLogprobs().add(choice.logprobs) if self._shows_logprobs else None,
+            **_finish_fields(choice.finish),
+        }
+        if self._shows_token_ids:
+            shown["token_ids"] = choice.token_ids
+            if choice.prompt_token_ids:
+                shown["prompt_token_ids"] = choice.prompt_token_ids
+        return shown
+
+
+def _finish_fields(finish: Finish | None) -> dict[str, Any]:
+    if finish is None:
+        return {"finish_reason": None, "stop_reason": None}
+    return {"finish_reason": FINISH_REASONS[finish.reason], "stop_reason": finish.stop}

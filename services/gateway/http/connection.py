@@ -1,0 +1,158 @@
+"""One client's connection: uvicorn's protocol, and what it leaves open.
+
+*Half-closing.* A client may say that it will send no more and still want its answer (``shutdown(SHUT_WR)``); one that
+has closed its socket looks just the same. What tells them apart is an answer to something sent: the first one takes it,
+the second one's host resets the connection. So a half-closed connection is sent what any client ignores, a
+``100 Continue`` before the response and a comment between the events of a stream, until the response ends or a write
+fails. Over TLS and for HTTP/1.0 there is nothing of the kind, and the end of what is read is the end.
+
+*Time and size of a head.* A client has some seconds and some kilobytes for the head of each request, and as long to
+send the rest of a body that was refused unread.
+
+Errors in the protocol itself are answered in OpenAI's shape.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+
+from services.gateway.http.errors import HttpError
+
+if TYPE_CHECKING:
+    import asyncio
+
+    from starlette.types import Scope
+    from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
+
+__all__ = ["ClientConnection", "ResponseControl", "response_control"]
+
+HEAD_TIMEOUT_S = 20.0
+MAX_HEAD_BYTES = 64 << 10
+
+_EXTENSION = "orca.response"
+_CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+_COMMENT = b"3\r\n:\n\n\r\n"
+"""A server-sent comment as a chunk."""
+_SECOND_PROBE_S = 0.1
+"""The first one brings the reset, if any; this one meets it."""
+_PROBE_INTERVAL_S = 1.0
+
+
+class ResponseControl:
+    """What a response may say to the connection that carries it."""
+
+    def __init__(self, cycle: RequestResponseCycle | None = None) -> None:
+        self._cycle = cycle
+        self.streams_events = False
+        """The response is a stream of server-sent events, which takes comments."""
+
+    def close_afterwards(self) -> None:
+        """Let the connection end with the response that is being sent."""
+        if self._cycle is not None:
+            self._cycle.keep_alive = False
+
+
+def response_control(scope: Scope) -> ResponseControl:
+    """Return the control of a request's response; without effect under another server than ours."""
+    control = scope.get("extensions", {}).get(_EXTENSION)
+    return control if isinstance(control, ResponseControl) else ResponseControl()
+
+
+class ClientConnection(HttpToolsProtocol):
+    """The protocol of all connections."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._control = ResponseControl()
+        self._head_timer: asyncio.TimerHandle | None = None
+        self._num_head_bytes = 0
+        self._probe_timer: asyncio.TimerHandle | None = None
+        self._half_closed = False
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn does
+        """Begin; the first head must come in time."""
+        super().connection_made(transport)
+        self._await_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """End: whoever serves a request of it is told."""
+        self._head_came()
+        if self._probe_timer is not None:
+            self._probe_timer.cancel()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Take bytes of a request."""
+        if self._head_timer is None and self._is_idle:
+            self._await_head()
+        super().data_received(data)
+        if self._head_timer is not None and self._is_idle:
+            self._num_head_bytes += len(data)
+            if self._num_head_bytes > MAX_HEAD_BYTES and not self._is_receiving_refused_body:
+                self._refuse(HttpError(431, f"the head of the request has more than {MAX_HEAD_BYTES} bytes"))
+
+    def on_headers_complete(self) -> None:
+        """Begin with a request."""
+        self._head_came()
+        super().on_headers_complete()
+        self._control = ResponseControl(self.cycle)
+        self.scope["extensions"] = {_EXTENSION: self._control}  # type: ignore[dict-item]  # one of our own
+
+    def eof_received(self) -> bool:  # type: ignore[override]  # uvicorn always ends here
+        """Take note that the client sends no more; True keeps the connection for the rest of a response."""
+        waits_for_response = not self._is_idle and not self.cycle.more_body
+        if not waits_for_response or self.scheme == "https" or self.scope["http_version"] != "1.1":
+            return False
+        if not self._half_closed:
+            self._half_closed = True
+            self._probe(_SECOND_PROBE_S)
+        return True
+
+    def on_response_complete(self) -> None:
+        """End with a request; nothing comes after it from a client that has half-closed."""
+        super().on_response_complete()
+        if self._half_closed and self._is_idle:
+            self.transport.close()
+
+    def send_400_response(self, msg: str) -> None:
+        """Answer what is no HTTP."""
+        self._refuse(HttpError(400, msg, code="invalid_http"))
+
+    @property
+    def _is_idle(self) -> bool:
+        """No request is being served."""
+        cycle: RequestResponseCycle | None = self.cycle
+        return cycle is None or cycle.response_complete
+
+    @property
+    def _is_receiving_refused_body(self) -> bool:
+        cycle: RequestResponseCycle | None = self.cycle
+        return cycle is not None and cycle.response_complete and cycle.more_body
+
+    def _await_head(self) -> None:
+        self._head_timer = self.loop.call_later(HEAD_TIMEOUT_S, self.transport.close)
+
+    def _head_came(self) -> None:
+        self._num_head_bytes = 0
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+    def _refuse(self, error: HttpError) -> None:
+        body = error.body()
+        head = b"content-type: application/json\r\nconnection: close\r\ncontent-length: %d\r\n\r\n" % len(body)
+        self.transport.write(STATUS_LINE[error.status] + head + body)
+        self.transport.close()
+
+    def _probe(self, next_s: float) -> None:
+        """Send what a client that is still there ignores."""
+        cycle = self.cycle
+        if self._is_idle or self.pipeline or self.transport.is_closing():
+            return
+        if not cycle.response_started:
+            self.transport.write(_CONTINUE)
+        elif self._control.streams_events and cycle.chunked_encoding:
+            self.transport.write(_COMMENT)
+        self._probe_timer = self.loop.call_later(next_s, self._probe, _PROBE_INTERVAL_S)
