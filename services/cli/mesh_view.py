@@ -67,8 +67,8 @@ class MeshView:
         if line.level not in LEVELS or LEVELS.index(line.level) >= self._least:
             self._print(*self._rendered(line))
 
-    def ready(self, address: str, info: "EngineInfo", seconds: float) -> None:
-        """Print what is served, where, and what to type next."""
+    def ready(self, address: str, url: str, info: "EngineInfo", seconds: float) -> None:
+        """Print what is served, where, and what to type next; ``url`` is that of HTTP, empty where it is off."""
         self.stop_waiting()
         table = Table.grid(padding=(0, 2))
         at = "" if address == "127.0.0.1:50051" else f" --address {address}"
@@ -79,12 +79,16 @@ class MeshView:
             "topology": topology,
             "K/V slots": f"{info.num_slots} tokens",
             "gRPC": address,
+            "HTTP": f"{url}/v1 (OpenAI's API)" if url else "off",
             "try": f'{orca} generate{at} "Once upon a time"',
             "": f"{orca} chat{at}",
             " ": f"{orca} status{at}",
         }
+        if url:
+            rows["  "] = f'curl {url}/v1/completions --json \'{{"prompt": "Once upon a time"}}\''
         for name, value in rows.items():
-            table.add_row(Text(name, style="bold"), Text(value, style="cyan" if value.startswith(f"{orca} ") else ""))
+            is_command = value.startswith((f"{orca} ", "curl "))
+            table.add_row(Text(name, style="bold"), Text(value, style="cyan" if is_command else ""))
         self._console.print(
             Panel(table, title=f"ready in {seconds:.1f} s, Ctrl-C stops it", border_style="green", expand=False)
         )

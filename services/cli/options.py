@@ -58,6 +58,47 @@ PortOption = Annotated[
         help="gRPC port to listen at; 0 takes any free one.",
     ),
 ]
+HttpHostOption = Annotated[
+    str,
+    typer.Option(
+        "--http-host",
+        envvar="ORCA_HTTP_HOST",
+        show_default="the one of --host",
+        rich_help_panel=_PROCESS,
+        help="Address to serve HTTP at.",
+    ),
+]
+HttpPortOption = Annotated[
+    str,
+    typer.Option(
+        "--http-port",
+        envvar="ORCA_HTTP_PORT",
+        metavar="PORT|off",
+        rich_help_panel=_PROCESS,
+        help="Port of the OpenAI-compatible HTTP API; 0 takes any free one, which the log tells.",
+    ),
+]
+MaxBodyBytesOption = Annotated[
+    int,
+    typer.Option(
+        "--max-body-bytes",
+        envvar="ORCA_MAX_BODY_BYTES",
+        rich_help_panel=_PROCESS,
+        help="Largest body of an HTTP request.",
+    ),
+]
+CorsOriginOption = Annotated[
+    str,
+    typer.Option(
+        "--cors-origin",
+        envvar="ORCA_CORS_ORIGIN",
+        metavar="ORIGIN,…",
+        rich_help_panel=_PROCESS,
+        show_default=False,
+        help="Origins whose pages may call over HTTP from a browser, like https://example.org; * is every one. "
+        "None by default.",
+    ),
+]
 SchedulerOption = Annotated[
     str,
     typer.Option(

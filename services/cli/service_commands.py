@@ -7,10 +7,12 @@ import typer
 
 from services.cli import options as opt
 from services.cli.engine_options import takes_engine
+from services.cli.http import http
 from services.cli.observability import observability
 from shared.config import (
     EngineConfig,
     GatewayConfig,
+    HttpConfig,
     ListenConfig,
     SchedulerConfig,
     WorkerConfig,
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
     from shared.lifecycle import Shutdown
 
 _GATEWAY = GatewayConfig(scheduler="127.0.0.1:1")
+_HTTP = HttpConfig()
 _METRICS = ListenConfig()
 
 
@@ -29,6 +32,10 @@ def gateway(
     scheduler: opt.SchedulerOption,
     host: opt.HostOption = _GATEWAY.listen.host,
     port: opt.PortOption = _GATEWAY.listen.port,
+    http_host: opt.HttpHostOption = "",
+    http_port: opt.HttpPortOption = str(_HTTP.listen.port),
+    max_body_bytes: opt.MaxBodyBytesOption = _HTTP.max_body_bytes,
+    cors_origin: opt.CorsOriginOption = "",
     max_requests: opt.MaxRequestsOption = _GATEWAY.max_requests,
     grace: opt.GraceOption = 10.0,
     metrics_host: opt.MetricsHostOption = _METRICS.host,
@@ -44,6 +51,7 @@ def gateway(
         listen=ListenConfig(host, port),
         max_requests=max_requests,
         observability=observability(metrics_host, metrics_port, otlp_endpoint),
+        http=http(http_host or host, http_port, max_body_bytes, cors_origin),
     )
     _configure_logging(log_level, log_format, service="gateway")
     from services.gateway.app import run_gateway

@@ -9,8 +9,9 @@ import typer
 
 from services.cli import options as opt
 from services.cli.engine_options import takes_engine
+from services.cli.http import http
 from services.cli.observability import observability
-from shared.config import EngineConfig, GatewayConfig, ListenConfig
+from shared.config import EngineConfig, GatewayConfig, HttpConfig, ListenConfig
 
 if TYPE_CHECKING:
     from services.cli.mesh_view import MeshView
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["up"]
 
 _GATEWAY = GatewayConfig(scheduler="127.0.0.1:1")
+_HTTP = HttpConfig()
 _GRACE_AFTER_FAILURE_S = 0.0
 """Once a process is lost no request can end well: the others get what it takes to leave, no more."""
 
@@ -37,9 +39,13 @@ def up(
             min=0,
             max=65535,
             rich_help_panel="Process",
-            help="Port that clients call; 0 takes any free one.",
+            help="Port that gRPC clients call; 0 takes any free one.",
         ),
     ] = _GATEWAY.listen.port,
+    http_host: opt.HttpHostOption = "",
+    http_port: opt.HttpPortOption = str(_HTTP.listen.port),
+    max_body_bytes: opt.MaxBodyBytesOption = _HTTP.max_body_bytes,
+    cors_origin: opt.CorsOriginOption = "",
     max_requests: opt.MaxRequestsOption = _GATEWAY.max_requests,
     grace: opt.GraceOption = 10.0,
     metrics_host: opt.MetricsHostOption = "127.0.0.1",
@@ -72,6 +78,7 @@ def up(
     options = MeshOptions(
         engine=engine,
         listen=ListenConfig(host, grpc_port),
+        http=http(http_host or host, http_port, max_body_bytes, cors_origin),
         max_requests=max_requests,
         device=device,
         num_threads=threads,
@@ -80,6 +87,8 @@ def up(
         observability=observability(metrics_host, metrics_port, otlp_endpoint),
     )
     check_port(host, grpc_port, option="--grpc-port")
+    if options.http is not None:
+        check_port(options.http.listen.host, options.http.listen.port, option="--http-port")
     console = Console()
     make_available(engine.model, console)
     names = ["scheduler", "gateway", *(worker_name(*rank) for rank in engine.topology.ranks())]
@@ -139,5 +148,5 @@ async def _serve(mesh: "LocalMesh", view: "MeshView") -> "ServiceExit":
     await mesh.wait_ready()
     async with GatewayClient(mesh.gateway_address) as client:
         model = await client.model_info()
-    view.ready(mesh.gateway_address, model.engine, time.monotonic() - started)
+    view.ready(mesh.gateway_address, mesh.http_address, model.engine, time.monotonic() - started)
     return await mesh.first_exit()

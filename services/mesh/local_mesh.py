@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from services.mesh.exits import MeshError, ServiceExit
 from services.mesh.health import wait_serving
-from services.mesh.ports import check_port, dial_address
+from services.mesh.ports import check_port, dial_address, dial_url
 from services.mesh.process import ServiceProcess
 
 if TYPE_CHECKING:
@@ -53,6 +53,8 @@ class LocalMesh:
         self.scheduler_address = ""
         self.gateway_address = ""
         """host:port at which a client of this host reaches the gateway."""
+        self.http_address = ""
+        """Base URL of the gateway's HTTP front; empty where it is off."""
         self.worker_addresses: dict[tuple[int, int], str] = {}
         """host:port of each worker's control plane by (stage, tp_rank)."""
         self._on_line = on_line or _ignore
@@ -61,6 +63,8 @@ class LocalMesh:
         """Start all processes and learn their addresses. Raises ``MeshError``; nothing is left running then."""
         options = self.options
         check_port(options.listen.host, options.listen.port, option="--grpc-port")
+        if options.http is not None:
+            check_port(options.http.listen.host, options.http.listen.port, option="--http-port")
         try:
             scheduler = await self._spawn("scheduler", options.scheduler_command())
             self.scheduler_address = await scheduler.listening()
@@ -69,6 +73,7 @@ class LocalMesh:
                 await self._spawn(worker_name(stage, tp_rank), command)
             gateway = await self._spawn("gateway", options.gateway_command(self.scheduler_address))
             self.gateway_address = dial_address(await self._unless_one_exits(gateway.listening()))
+            self.http_address = dial_url(gateway.http_address)
             for stage, tp_rank in options.engine.topology.ranks():
                 worker = self.processes[worker_name(stage, tp_rank)]
                 self.worker_addresses[stage, tp_rank] = await self._unless_one_exits(worker.listening())

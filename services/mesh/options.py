@@ -9,7 +9,7 @@ import os
 import sys
 from dataclasses import dataclass, field
 
-from shared.config import EngineConfig, GatewayConfig, ListenConfig, ObservabilityConfig, WorkerConfig
+from shared.config import EngineConfig, GatewayConfig, HttpConfig, ListenConfig, ObservabilityConfig, WorkerConfig
 from shared.errors import ConfigError
 
 __all__ = ["MeshOptions"]
@@ -24,7 +24,9 @@ class MeshOptions:
 
     engine: EngineConfig = field(default_factory=EngineConfig)
     listen: ListenConfig = field(default_factory=ListenConfig)
-    """Where the gateway listens."""
+    """Where the gateway serves gRPC."""
+    http: HttpConfig | None = field(default_factory=lambda: HttpConfig(ListenConfig(port=0)))
+    """Its HTTP front; None: gRPC only."""
     max_requests: int = 1024
     """Requests that the gateway serves at once."""
     device: str = "auto"
@@ -100,6 +102,16 @@ class MeshOptions:
             *self._service("gateway", self.listen, place=0),
             *("--scheduler", scheduler),
             *("--max-requests", str(self.max_requests)),
+            *self._http(),
+        ]
+
+    def _http(self) -> list[str]:
+        http = self.http or HttpConfig()
+        return [
+            *("--http-host", http.listen.host),
+            *("--http-port", "off" if self.http is None else str(http.listen.port)),
+            *("--max-body-bytes", str(http.max_body_bytes)),
+            *("--cors-origin", ",".join(http.cors_origins)),
         ]
 
     def _service(self, name: str, listen: ListenConfig, *, place: int) -> list[str]:

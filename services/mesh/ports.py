@@ -8,7 +8,7 @@ import socket
 
 from services.mesh.exits import MeshError
 
-__all__ = ["check_port", "dial_address"]
+__all__ = ["check_port", "dial_address", "dial_url"]
 
 _ANY_HOST = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]", "::": "[::1]"}  # noqa: S104 - compared, not bound
 
@@ -36,6 +36,12 @@ def dial_address(address: str) -> str:
     """Turn the address that a server listens at into one that a client of this host can call."""
     host, _, port = address.rpartition(":")
     return f"{_ANY_HOST.get(host, host)}:{port}"
+
+
+def dial_url(url: str) -> str:
+    """Turn the base URL that a server has into one that a client of this host can use; empty stays empty."""
+    scheme, separator, address = url.partition("://")
+    return scheme + separator + (dial_address(address) if address else "")
 
 
 def _port_problem(error: OSError, host: str, port: int, option: str) -> str:

@@ -34,6 +34,8 @@ class ServiceProcess:
         self.name = name
         self.address: str | None = None
         """host:port, from its ``service_listening`` event."""
+        self.http_address = ""
+        """Base URL of its HTTP front, from the same event; empty where it has none."""
         self.pid = 0
         """Process id, which is the id of its group and session, too."""
         self.exit: asyncio.Task[ServiceExit]
@@ -101,6 +103,7 @@ class ServiceProcess:
         line = parse_line(self.name, text)
         if line.event == "service_listening":
             self.address = str(line.fields.get("address", ""))
+            self.http_address = str(line.fields.get("http", ""))
             self._listening.set()
         elif line.event == "service_failed":
             self._reason = str(line.fields.get("message") or line.fields.get("error") or "")

@@ -125,10 +125,10 @@ def test_who_reads_the_model_waits_for_it() -> None:
 
 def test_only_the_gateway_is_published_and_only_here() -> None:
     assert [name for name in SERVICES if "ports" in SERVICES[name]] == ["gateway"]
-    (published,) = SERVICES["gateway"]["ports"]
-    host, outside, inside = published.split(":")
-    assert (host, outside) == ("127.0.0.1", "50051")
-    assert int(inside) == options_of("gateway")["port"]
+    grpc, http = (published.split(":") for published in SERVICES["gateway"]["ports"])
+    options = options_of("gateway")
+    assert grpc == ["127.0.0.1", "50051", str(options["port"])]
+    assert http == ["127.0.0.1", "8000", options["http_port"]]
 
 
 @pytest.mark.parametrize("service", sorted(SERVICES))

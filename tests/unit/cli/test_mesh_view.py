@@ -86,7 +86,7 @@ def test_progress_on_a_terminal_is_in_the_spinner() -> None:
 
 def test_ready_says_what_to_type_next() -> None:
     screen = Screen()
-    screen.view.ready("127.0.0.1:50051", INFO, 1.234)
+    screen.view.ready("127.0.0.1:50051", "http://127.0.0.1:8000", INFO, 1.234)
     text = "\n".join(screen.lines)
     for said in (
         "ready in 1.2 s",
@@ -94,6 +94,8 @@ def test_ready_says_what_to_type_next() -> None:
         "2 × 1",
         "4096 tokens",
         "127.0.0.1:50051",
+        "http://127.0.0.1:8000/v1",
+        "curl http://127.0.0.1:8000/v1/completions --json ",
         'orca generate "Once',
         "orca chat ",
         "orca status ",
@@ -104,8 +106,10 @@ def test_ready_says_what_to_type_next() -> None:
 
 def test_ready_on_another_port_says_the_address() -> None:
     screen = Screen()
-    screen.view.ready("127.0.0.1:40000", INFO, 1)
-    assert "orca chat --address 127.0.0.1:40000" in "\n".join(screen.lines)
+    screen.view.ready("127.0.0.1:40000", "", INFO, 1)
+    text = "\n".join(screen.lines)
+    assert "orca chat --address 127.0.0.1:40000" in text
+    assert "curl" not in text
 
 
 def test_a_failure_is_told_after_its_last_lines_and_nothing_after_it() -> None:

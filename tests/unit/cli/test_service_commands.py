@@ -7,7 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from shared.config import EngineConfig, GatewayConfig, ListenConfig, SchedulerConfig, SchedulingConfig, WorkerConfig
+from shared.config import (
+    EngineConfig,
+    GatewayConfig,
+    HttpConfig,
+    ListenConfig,
+    SchedulerConfig,
+    SchedulingConfig,
+    WorkerConfig,
+)
 from shared.lifecycle import Shutdown
 from shared.topology import Topology
 
@@ -57,10 +65,28 @@ def test_gateway_by_options(orca: Callable[..., Outcome], started: Started) -> N
         "gateway", "--scheduler", "s:1", "--host", "::", "--port", "0", "--max-requests", "3", "--grace", "2"
     )
     assert outcome.exit_code == 7, "the service's exit code is the process's"
-    assert started.config == GatewayConfig("s:1", ListenConfig("::", 0), 3)
+    assert started.config == GatewayConfig("s:1", ListenConfig("::", 0), 3, http=HttpConfig(ListenConfig("::", 8000)))
     assert started.grace_s == 2
     assert started.exit_with_parent is False
     assert started.logging == {"level": "info", "json": None, "service": "gateway"}
+
+
+def test_gateway_over_http(orca: Callable[..., Outcome], started: Started) -> None:
+    origins = ("--cors-origin", "https://a.example,*")
+    orca("gateway", "--scheduler", "s:1", "--http-host", "h", "--http-port", "0", "--max-body-bytes", "4096", *origins)
+    assert started.config.http == HttpConfig(ListenConfig("h", 0), 4096, ("https://a.example", "*"))
+    orca("gateway", "--scheduler", "s:1", "--http-port", "off")
+    assert started.config.http is None
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [("--http-port", "many"), ("--http-port", "65536"), ("--max-body-bytes", "1"), ("--cors-origin", "a.example")],
+)
+def test_bad_http_options_are_explained(orca: Callable[..., Outcome], started: Started, bad: tuple[str, str]) -> None:
+    outcome = orca("gateway", "--scheduler", "s:1", *bad)
+    assert outcome.exit_code == 2
+    assert bad[0] in outcome.err
 
 
 def test_gateway_by_environment(
@@ -77,13 +103,13 @@ def test_gateway_by_environment(
     for name, value in values.items():
         monkeypatch.setenv(f"ORCA_{name}", value)
     orca("gateway")
-    assert started.config == GatewayConfig("s:2", ListenConfig("h", 9), 4)
+    assert started.config == GatewayConfig("s:2", ListenConfig("h", 9), 4, http=HttpConfig(ListenConfig("h", 8000)))
     assert started.logging == {"level": "debug", "json": True, "service": "gateway"}
 
 
 def test_defaults_are_those_of_the_configuration(orca: Callable[..., Outcome], started: Started) -> None:
     orca("gateway", "--scheduler", "s:1")
-    assert started.config == GatewayConfig("s:1")
+    assert started.config == GatewayConfig("s:1", http=HttpConfig())
     orca("scheduler")
     assert started.config == SchedulerConfig(ListenConfig(port=50052), EngineConfig())
     orca("worker", "--scheduler", "s:1")

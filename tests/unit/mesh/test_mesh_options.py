@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -7,8 +8,8 @@ import typer.main
 
 from services.cli.main import app
 from services.mesh import MeshOptions, ServiceExit
-from services.mesh.ports import dial_address
-from shared.config import EngineConfig, ListenConfig, ObservabilityConfig, SchedulingConfig
+from services.mesh.ports import dial_address, dial_url
+from shared.config import EngineConfig, HttpConfig, ListenConfig, ObservabilityConfig, SchedulingConfig
 from shared.errors import ConfigError
 from shared.topology import Topology
 
@@ -37,6 +38,7 @@ OPTIONS = MeshOptions(
         ),
     ),
     listen=ListenConfig("0.0.0.0", 1234),
+    http=HttpConfig(ListenConfig("127.0.0.2", 4321), 5000, ("https://a.example", "https://b.example")),
     max_requests=11,
     device="cpu",
     num_threads=2,
@@ -108,7 +110,17 @@ def test_only_the_gateway_listens_outside() -> None:
         "port": 1234,
         "max_requests": 11,
         "metrics_port": "9400",
+        "http_host": "127.0.0.2",
+        "http_port": "4321",
+        "max_body_bytes": 5000,
+        "cors_origin": "https://a.example,https://b.example",
     }
+
+
+def test_http_is_off_or_at_any_port() -> None:
+    assert parsed(replace(OPTIONS, http=None).gateway_command("127.0.0.1:99"))["http_port"] == "off"
+    any_port = replace(OPTIONS, http=MeshOptions().http)
+    assert parsed(any_port.gateway_command("127.0.0.1:99"))["http_port"] == "0"
 
 
 @pytest.mark.parametrize(("port", "told"), [(None, "off"), (0, "0")])
@@ -159,6 +171,11 @@ def test_what_a_service_would_refuse_is_refused_before(options: dict[str, Any]) 
 )
 def test_every_interface_is_called_by_loopback(listens_at: str, called_at: str) -> None:
     assert dial_address(listens_at) == called_at
+    assert dial_url(f"https://{listens_at}") == f"https://{called_at}"
+
+
+def test_no_http_has_no_url() -> None:
+    assert not dial_url("")
 
 
 @pytest.mark.parametrize(
