@@ -62,7 +62,9 @@ async def run_gateway(
         port = await server.start(config.listen.host, config.listen.port)
         address = bound_address(config.listen.host, port)
         http = None if config.http is None else _http_server(config.http, config.tls, generation, readiness)
-        get_logger().info("service_listening", address=address, **({} if http is None else {"http": http.address}))
+        if http is not None:
+            get_logger().info("http_listening", address=http.address)
+        get_logger().info("service_listening", address=address)
         async with asyncio.TaskGroup() as tasks:
             running = [
                 tasks.create_task(scheduler.run(gateway_id=address)),

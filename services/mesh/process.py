@@ -35,7 +35,7 @@ class ServiceProcess:
         self.address: str | None = None
         """host:port, from its ``service_listening`` event."""
         self.http_address = ""
-        """Base URL of its HTTP front, from the same event; empty where it has none."""
+        """Base URL of its HTTP front, from its ``http_listening`` event, which comes first; empty where it has none."""
         self.pid = 0
         """Process id, which is the id of its group and session, too."""
         self.exit: asyncio.Task[ServiceExit]
@@ -103,8 +103,9 @@ class ServiceProcess:
         line = parse_line(self.name, text)
         if line.event == "service_listening":
             self.address = str(line.fields.get("address", ""))
-            self.http_address = str(line.fields.get("http", ""))
             self._listening.set()
+        elif line.event == "http_listening":
+            self.http_address = str(line.fields.get("address", ""))
         elif line.event == "service_failed":
             self._reason = str(line.fields.get("message") or line.fields.get("error") or "")
         self._on_line(line)

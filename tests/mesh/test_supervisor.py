@@ -72,7 +72,19 @@ class OrcaUp:
 @asynccontextmanager
 async def orca_up(*options: str) -> AsyncIterator[OrcaUp]:
     up = OrcaUp()
-    command = [sys.executable, "-m", "services.cli", "up", "--model", MODEL, "--grpc-port", "0", *options]
+    command = [
+        sys.executable,
+        "-m",
+        "services.cli",
+        "up",
+        "--model",
+        MODEL,
+        "--grpc-port",
+        "0",
+        "--http-port",
+        "0",
+        *options,
+    ]
     up.process = await ServiceProcess.start("up", command, {**os.environ, "COLUMNS": "120"}, up.take)
     try:
         yield up

@@ -57,7 +57,18 @@ async def test_it_starts_small_serves_and_leaves_on_sigterm() -> None:
     async with FakeScheduler(engine=engine) as scheduler:
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "services.gateway"),
-            *("--scheduler", scheduler.address, "--port", "0", "--grace", "5", "--log-format", "json"),
+            *(
+                "--scheduler",
+                scheduler.address,
+                "--port",
+                "0",
+                "--http-port",
+                "0",
+                "--grace",
+                "5",
+                "--log-format",
+                "json",
+            ),
             cwd=ROOT,
             stderr=asyncio.subprocess.PIPE,
         )
