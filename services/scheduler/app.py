@@ -21,6 +21,7 @@ from shared.metrics_server import metrics_served
 from shared.pb import scheduler_pb2_grpc, worker_pb2_grpc
 from shared.rpc import RpcServer, bound_address
 from shared.tls import load_tls
+from shared.tracing import open_tracer
 from shared.worker_client import WorkerClient
 
 if TYPE_CHECKING:
@@ -41,13 +42,15 @@ async def run_scheduler(
     ``listening`` is given the address, for callers in the same process.
     """
     core = SchedulerCore(config.engine.scheduling)
+    clock = SystemClock()
+    tracer = open_tracer("scheduler", config.observability, clock)
     loop_metrics = LoopMetrics()
-    loop = EngineLoop(core, SystemClock(), loop_metrics)
+    loop = EngineLoop(core, clock, loop_metrics, tracer)
     registry = WorkerRegistry(config.engine.topology)
     tls = load_tls(config.mesh_tls)
     server = RpcServer(tls=tls)
     keeper = EngineKeeper(config.engine, registry, loop, server, tls)
-    watch = EngineWatch(lambda: _status(keeper, registry, loop), SystemClock(), connect=partial(WorkerClient, tls=tls))
+    watch = EngineWatch(lambda: _status(keeper, registry, loop), clock, connect=partial(WorkerClient, tls=tls))
     sessions = SchedulerServicer(loop, lambda: _status(keeper, registry, loop), watch)
     metrics = ServiceMetrics("scheduler")
     metrics.add(EngineMetrics(lambda: _status(keeper, registry, loop)), loop_metrics)
@@ -86,6 +89,8 @@ async def run_scheduler(
             watch.close()
             registry.close()
             await server.stop(_STOP_GRACE_S)
+            if tracer is not None:
+                await tracer.close()
 
 
 def _status(keeper: EngineKeeper, registry: WorkerRegistry, loop: EngineLoop) -> EngineStatus:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from services.scheduler.outbox import Outbox
+from services.scheduler.tracing import record_sequence
 from shared.errors import EngineLostError, InvalidRequestError, OrcaError, ProtocolError, UnavailableError
 from shared.ids import Handle
 from shared.log import get_logger
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from services.scheduler.metrics import LoopMetrics
     from shared.clock import Clock
     from shared.messages import EngineInfo
+    from shared.tracing import Tracer
 
 __all__ = ["EngineLoop"]
 
@@ -58,10 +60,11 @@ _Command = _FromSession | _SessionClosed | _EpochBegan | _EpochEnded | StepResul
 class EngineLoop:
     """The actor around the core. Its public methods only put commands into the inbox, or read."""
 
-    def __init__(self, core: SchedulerCore, clock: Clock, metrics: LoopMetrics) -> None:
+    def __init__(self, core: SchedulerCore, clock: Clock, metrics: LoopMetrics, tracer: Tracer | None = None) -> None:
         self._core = core
         self._clock = clock
         self._metrics = metrics
+        self._tracer = tracer
         self._inbox: deque[_Command] = deque()
         self._wake = asyncio.Event()
         self._sessions: set[Outbox] = set()
@@ -254,6 +257,8 @@ class EngineLoop:
             if event.finished is not None:
                 assert event.sequence is not None
                 self._metrics.ended(event.sequence, event.finished)
+                if self._tracer is not None:
+                    record_sequence(self._tracer, event.sequence, self._clock.now_ns(), event.error)
                 outbox.ended(_ended(event))
 
 
