@@ -6,7 +6,7 @@
 const FENCE = /^\s*(`{3,}|~{3,})\s*([\w+#.-]*)\s*$/;
 const HEADING = /^(#{1,6})\s+(.*)$/;
 const ITEM = /^(\s*)([-*+]|\d{1,9}[.)])\s+(.*)$/;
-const INLINE = /(`+)([^`]|[^`][\s\S]*?[^`])\1(?!`)|(\*\*|__)(?=\S)([\s\S]*?\S)\3|(\*|_)(?=[^\s*_])([^*_\n]*?[^\s*_])\5(?![\w*])/g;
+const INLINE = /(`+)([^`]|[^`][\s\S]*?[^`])\1(?!`)|(\*\*|__)(?=\S)([\s\S]*?\S)\3|(?<![\w*])(\*|_)(?=[^\s*_])([^*_\n]*?[^\s*_])\5(?![\w*])/g;
 
 export function renderMarkdown(container, text) {
   const blocks = parse(text);
