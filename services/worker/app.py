@@ -14,6 +14,7 @@ from services.worker.metrics import WorkerMetrics
 from services.worker.registration import hold_claim
 from services.worker.rendezvous import RendezvousServer
 from services.worker.servicer import WorkerServicer
+from services.worker.tracing import StageTracer
 from shared.clock import SystemClock
 from shared.errors import ConfigError
 from shared.log import get_logger
@@ -23,6 +24,7 @@ from shared.metrics_server import metrics_served
 from shared.pb import worker_pb2_grpc
 from shared.rpc import RpcServer, bound_address
 from shared.tls import load_tls
+from shared.tracing import open_tracer
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
@@ -52,6 +54,9 @@ async def run_worker(config: WorkerConfig, shutdown: Shutdown) -> None:
     rank_metrics = WorkerMetrics(config.stage, config.tp_rank)
     metrics = ServiceMetrics("worker")
     metrics.add(rank_metrics)
+    # One span for each stage: those of its other ranks would say the same.
+    leads = config.tp_rank == 0
+    tracer = open_tracer("worker", config.observability, clock, **{"orca.stage": config.stage}) if leads else None
     engine = Engine(
         stage=config.stage,
         tp_rank=config.tp_rank,
@@ -59,7 +64,7 @@ async def run_worker(config: WorkerConfig, shutdown: Shutdown) -> None:
         choose_device=lambda world_rank: _device(device_type, world_rank),
         clock=clock,
         set_ready=server.set_ready,
-        observers=[rank_metrics],
+        observers=[rank_metrics, *([] if tracer is None else [StageTracer(tracer, config.stage)])],
     )
     server.add(
         worker_pb2_grpc.add_WorkerServicer_to_server,
@@ -80,6 +85,8 @@ async def run_worker(config: WorkerConfig, shutdown: Shutdown) -> None:
             await server.set_ready(ready=False)
             await engine.close(shutdown.grace_s)
             await server.stop(1.0)
+            if tracer is not None:
+                await tracer.close()
 
 
 async def _hold_until_asked(claim: Coroutine[None, None, None], shutdown: Shutdown) -> None:
