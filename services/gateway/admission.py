@@ -10,19 +10,17 @@ context and into the engine's K/V slots.
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import re
 import secrets
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from shared.errors import InvalidRequestError, OverloadedError
+from shared.errors import InvalidRequestError
 from shared.ids import RequestId
 from shared.messages import SamplingParams, token_ids
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from shared.generation import ChatMessage, GenerateOptions
     from shared.messages import EngineInfo, TokenIds
@@ -30,7 +28,6 @@ if TYPE_CHECKING:
 __all__ = [
     "DEFAULT_MAX_TOKENS",
     "GenerateJob",
-    "RequestLimit",
     "build_job",
     "check_options",
     "check_text",
@@ -69,41 +66,6 @@ class GenerateJob:
     """The request's own and, unless it ignores them, the model's."""
     received_ns: int
     """When the gateway received it, by its own clock."""
-
-
-class RequestLimit:
-    """Counts the requests in service and refuses one too many."""
-
-    def __init__(self, max_requests: int) -> None:
-        self._max_requests = max_requests
-        self._idle = asyncio.Event()
-        self._idle.set()
-        self.num_requests = 0
-
-    @contextlib.contextmanager
-    def slot(self) -> Iterator[None]:
-        """Hold a place for one request.
-
-        Raises:
-            OverloadedError: all places are taken.
-        """
-        if self.num_requests >= self._max_requests:
-            raise OverloadedError(
-                f"the gateway is serving {self.num_requests} requests, as many as it may (--max-requests); "
-                "try again later or use another gateway"
-            )
-        self.num_requests += 1
-        self._idle.clear()
-        try:
-            yield
-        finally:
-            self.num_requests -= 1
-            if self.num_requests == 0:
-                self._idle.set()
-
-    async def wait_idle(self) -> None:
-        """Wait until no request is in service."""
-        await self._idle.wait()
 
 
 def parse_request_id(text: str) -> RequestId:

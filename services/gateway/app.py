@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from services.gateway.admission import RequestLimit
 from services.gateway.api_keys import Authenticator
+from services.gateway.clients import bind_client
 from services.gateway.generation import Generation
 from services.gateway.readiness import Readiness
+from services.gateway.request_limit import RequestLimit
 from services.gateway.scheduler_client import SchedulerClient
 from services.gateway.served_model import ModelText, load_model_text
 from services.gateway.servicer import GatewayServicer
@@ -43,12 +45,18 @@ async def run_gateway(
     ``load`` finds the text side of the engine's model by its name, in a thread.
     """
     clock = SystemClock()
-    limit = RequestLimit(config.max_requests)
+    limit = RequestLimit(
+        config.max_requests, max_queued=config.max_queued, max_queued_bytes=config.max_queued_bytes, clock=clock
+    )
+    keys = Authenticator(Path(config.api_keys) if config.api_keys else None)
     streams = StreamTable(clock)
     readiness = Readiness(load)
     mesh_tls = load_tls(config.mesh_tls)
     scheduler = SchedulerClient(config.scheduler, streams, readiness, max_queued=config.max_requests, tls=mesh_tls)
-    server = RpcServer(tls=load_tls(config.tls))
+    server = RpcServer(
+        tls=load_tls(config.tls),
+        authenticate=(lambda header: bind_client(keys.authenticate(header))) if keys.requires_key else None,
+    )
     watch = MeshWatch(
         scheduler,
         readiness,
@@ -61,7 +69,7 @@ async def run_gateway(
     try:
         port = await server.start(config.listen.host, config.listen.port)
         address = bound_address(config.listen.host, port)
-        http = None if config.http is None else _http_server(config.http, config.tls, generation, readiness)
+        http = None if config.http is None else _http_server(config.http, config.tls, generation, readiness, keys, watch)
         if http is not None:
             get_logger().info("http_listening", address=http.address)
         get_logger().info("service_listening", address=address)
@@ -69,6 +77,7 @@ async def run_gateway(
             running = [
                 tasks.create_task(scheduler.run(gateway_id=address)),
                 tasks.create_task(readiness.run(lambda ready: server.set_ready(ready=ready))),
+                *([tasks.create_task(keys.run())] if keys.requires_key else []),
             ]
             if http is not None:
                 tasks.create_task(http.serve())
@@ -92,9 +101,11 @@ async def run_gateway(
         await scheduler.close()
 
 
-def _http_server(config: HttpConfig, tls: TlsFiles | None, generation: Generation, readiness: Readiness) -> HttpServer:
+def _http_server(
+    config: HttpConfig, tls: TlsFiles | None, generation: Generation, readiness: Readiness, keys: Authenticator
+) -> HttpServer:
     """Listen for HTTP; what that takes is not even imported where it is off."""
     from services.gateway.http.app import build_app
     from services.gateway.http.server import HttpServer
 
-    return HttpServer(build_app(config, generation, readiness, Authenticator()), config.listen, tls)
+    return HttpServer(build_app(config, generation, readiness, keys), config.listen, tls)

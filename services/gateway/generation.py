@@ -22,6 +22,7 @@ from services.gateway.admission import (
     conversation_text_bytes,
     parse_request_id,
 )
+from services.gateway.clients import calling_client
 from services.gateway.text.detokenizer import Detokenizer
 from shared.errors import InvalidRequestError
 from shared.generation import Delta, Finish, GatewayStatus, ModelInfo, Usage
@@ -33,8 +34,8 @@ from shared.status import StatusCode
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 
-    from services.gateway.admission import RequestLimit
     from services.gateway.readiness import Readiness
+    from services.gateway.request_limit import RequestLimit
     from services.gateway.scheduler_client import SchedulerClient
     from services.gateway.served_model import ServedModel
     from services.gateway.streams import OutputStream
@@ -43,6 +44,9 @@ if TYPE_CHECKING:
     from shared.messages import Ended
 
 __all__ = ["Generation"]
+
+_BYTES_PER_TOKEN = 4
+"""Of ordinary text, about: what a request will cost is guessed by it before it is tokenized."""
 
 
 class Generation:
@@ -57,23 +61,34 @@ class Generation:
     def generate(self, request: GenerateRequest) -> AsyncGenerator[Delta, None]:
         """Continue a prompt. Errors: those of admission and of `Readiness.require`, then the scheduler's."""
 
-        async def tokenize(model: ServedModel) -> Sequence[int]:
+        def check(model: ServedModel) -> int:
             if not request.prompts:
                 raise InvalidRequestError("prompts is empty; send at least one")
             prompt = request.prompts[0]
             if not isinstance(prompt, str):
+                return _BYTES_PER_TOKEN * len(prompt)
+            num_bytes = len(prompt.encode())
+            check_text("text", num_bytes, model.engine)
+            return num_bytes
+
+        async def tokenize(model: ServedModel) -> Sequence[int]:
+            prompt = request.prompts[0]
+            if not isinstance(prompt, str):
                 return prompt
-            check_text("text", len(prompt.encode()), model.engine)
             return await asyncio.to_thread(lambda: model.text.tokenizer.encode(prompt))
 
-        return self._serve(tokenize, request.options, request.request_id, default_max_tokens=DEFAULT_MAX_TOKENS)
+        return self._serve(check, tokenize, request.options, request.request_id, default_max_tokens=DEFAULT_MAX_TOKENS)
 
     def chat(self, request: ChatRequest) -> AsyncGenerator[Delta, None]:
         """Answer a conversation; errors as in ``generate``."""
         messages = request.messages
 
+        def check(model: ServedModel) -> int:
+            num_bytes = conversation_text_bytes(messages)
+            check_text("messages", num_bytes, model.engine)
+            return num_bytes
+
         async def tokenize(model: ServedModel) -> Sequence[int]:
-            check_text("messages", conversation_text_bytes(messages), model.engine)
             conversation = [dataclasses.asdict(message) for message in messages]
 
             def encode() -> list[int]:
@@ -82,22 +97,25 @@ class Generation:
 
             return await asyncio.to_thread(encode)
 
-        return self._serve(tokenize, request.options, request.request_id, default_max_tokens=None)
+        return self._serve(check, tokenize, request.options, request.request_id, default_max_tokens=None)
 
     async def tokenize(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """Return the token ids of a text."""
-        with self._limit.slot():
+        num_bytes = len(text.encode())
+        check_text("text", num_bytes, self._readiness.require().engine)
+        async with self._limit.slots(calling_client(), cost=num_bytes / _BYTES_PER_TOKEN, num_bytes=num_bytes):
             model = self._readiness.require()
-            check_text("text", len(text.encode()), model.engine)
             return await asyncio.to_thread(
                 lambda: model.text.tokenizer.encode(text, add_special_tokens=add_special_tokens)
             )
 
     async def detokenize(self, token_ids: Sequence[int]) -> str:
         """Return the text of token ids, without special tokens."""
-        with self._limit.slot():
+        num_tokens = len(token_ids)
+        check_vocabulary("token_ids", token_ids, self._readiness.require().engine)
+        num_bytes = _BYTES_PER_TOKEN * num_tokens
+        async with self._limit.slots(calling_client(), cost=num_tokens, num_bytes=num_bytes):
             model = self._readiness.require()
-            check_vocabulary("token_ids", token_ids, model.engine)
             return await asyncio.to_thread(model.text.tokenizer.decode, token_ids)
 
     def model_info(self) -> ModelInfo:
@@ -115,6 +133,7 @@ class Generation:
 
     async def _serve(
         self,
+        check: Callable[[ServedModel], int],
         tokenize: Callable[[ServedModel], Awaitable[Sequence[int]]],
         options: GenerateOptions,
         request_id: str,
@@ -122,10 +141,13 @@ class Generation:
         default_max_tokens: int | None,
     ) -> AsyncGenerator[Delta, None]:
         received_ns = self._clock.now_ns()
-        with self._limit.slot():
-            model = self._readiness.require()
-            name = parse_request_id(request_id)
-            check_options(options, model.engine)
+        model = self._readiness.require()
+        name = parse_request_id(request_id)
+        check_options(options, model.engine)
+        num_bytes = check(model)
+        slots = self._limit.slots(calling_client(), cost=num_bytes / _BYTES_PER_TOKEN, num_bytes=num_bytes)
+        async with slots as place:
+            model = self._readiness.require()  # it may be another one by now
             job = build_job(
                 name,
                 await tokenize(model),
@@ -151,6 +173,7 @@ class Generation:
                 usage = Usage(len(job.prompt_token_ids), finish.num_output_tokens, finish.num_cached_tokens)
                 yield Delta(text + detokenizer.finish().text, tuple(new), finish, usage=usage)
             finally:
+                place.spent = len(job.prompt_token_ids) + len(stream.output_token_ids)
                 self._scheduler.close_stream(stream)
                 _log_end(stream)
 

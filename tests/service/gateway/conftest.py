@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import socket
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
     from services.gateway.served_model import ModelText
+    from shared.tls import TlsCredentials
 
 
 @dataclass
@@ -34,6 +35,7 @@ class RunningGateway:
     client: GatewayClient
     shutdown: Shutdown
     task: asyncio.Task[None]
+    tls: TlsCredentials | None = None
 
     @property
     def address(self) -> str:
@@ -42,7 +44,7 @@ class RunningGateway:
     async def health(self, *, serving: bool) -> None:
         """Wait until the health service says so."""
         wanted = health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING
-        async with asyncio.timeout(10), connect(self.address) as channel:
+        async with asyncio.timeout(10), connect(self.address, self.tls) as channel:
             call = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest(service="orca.v1.Gateway"))
             async for answer in call:
                 if answer.status == wanted:
@@ -61,8 +63,12 @@ class StartGateway(Protocol):
         *,
         scheduler: FakeScheduler | None = None,
         max_requests: int = 8,
+        max_queued: int = 0,
         grace_s: float = 0.0,
         load: Callable[[str], ModelText] = load_model_text,
+        api_key: str | None = None,
+        client_tls: TlsCredentials | None = None,
+        **fields: Any,
     ) -> contextlib.AbstractAsyncContextManager[RunningGateway]: ...
 
 
@@ -71,17 +77,28 @@ async def _start(
     *,
     scheduler: FakeScheduler | None = None,
     max_requests: int = 8,
+    max_queued: int = 0,
     grace_s: float = 0.0,
     load: Callable[[str], ModelText] = load_model_text,
+    api_key: str | None = None,
+    client_tls: TlsCredentials | None = None,
+    **fields: Any,
 ) -> AsyncIterator[RunningGateway]:
+    """``api_key`` and ``client_tls`` are the client's, ``fields`` those of the gateway's configuration."""
     async with scheduler or FakeScheduler() as fake:
-        config = GatewayConfig(scheduler=fake.address, listen=ListenConfig(port=0), max_requests=max_requests)
+        config = GatewayConfig(
+            scheduler=fake.address,
+            listen=ListenConfig(port=0),
+            max_requests=max_requests,
+            max_queued=max_queued,
+            **fields,
+        )
         shutdown = Shutdown(grace_s)
         task = asyncio.create_task(run_gateway(config, shutdown, load=load))
         try:
             session = await fake.session()
-            async with GatewayClient(session.gateway_id) as client:
-                yield RunningGateway(fake, session, client, shutdown, task)
+            async with GatewayClient(session.gateway_id, api_key=api_key, tls=client_tls) as client:
+                yield RunningGateway(fake, session, client, shutdown, task, client_tls)
         finally:
             shutdown.request("the test has ended")
             await asyncio.wait_for(task, 20)

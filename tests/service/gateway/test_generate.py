@@ -269,7 +269,7 @@ async def test_overload_is_refused_with_a_hint(start_gateway: StartGateway) -> N
         running = [gateway.client.generate("a") for _ in range(2)]
         for deltas in running:
             await anext(deltas)
-        with pytest.raises(OverloadedError, match=r"serving 2 requests.*try again later"):
+        with pytest.raises(OverloadedError, match=r"serves 2 requests.*try again later"):
             await collect(gateway.client.generate("a"))
         with pytest.raises(OverloadedError):
             await gateway.client.tokenize("a")

@@ -10,13 +10,12 @@ from hypothesis import strategies as st
 
 from services.gateway.admission import (
     GenerateJob,
-    RequestLimit,
     build_job,
     check_options,
     check_text,
     parse_request_id,
 )
-from shared.errors import InvalidRequestError, OverloadedError
+from shared.errors import InvalidRequestError
 from shared.generation import GenerateOptions
 from shared.ids import RequestId
 from shared.messages import EngineInfo
@@ -93,17 +92,3 @@ def test_the_limit_of_text_grows_with_the_context() -> None:
     with pytest.raises(InvalidRequestError, match="text has 65537 bytes; at most 65536"):
         check_text("text", (64 << 10) + 1, ENGINE)
     check_text("text", 4 << 20, dataclasses.replace(ENGINE, max_model_len=128 << 10))
-
-
-async def test_the_request_limit_gives_places_back() -> None:
-    limit = RequestLimit(2)
-    await limit.wait_idle()
-    with limit.slot():
-        with limit.slot(), pytest.raises(OverloadedError, match="serving 2 requests"), limit.slot():
-            raise AssertionError("a place too many")
-        assert limit.num_requests == 1
-        with pytest.raises(ZeroDivisionError), limit.slot():
-            raise ZeroDivisionError
-        assert limit.num_requests == 1
-    assert limit.num_requests == 0
-    await limit.wait_idle()
