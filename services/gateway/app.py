@@ -69,7 +69,9 @@ async def run_gateway(
     try:
         port = await server.start(config.listen.host, config.listen.port)
         address = bound_address(config.listen.host, port)
-        http = None if config.http is None else _http_server(config.http, config.tls, generation, readiness, keys, watch)
+        http = (
+            None if config.http is None else _http_server(config.http, config.tls, generation, readiness, keys, watch)
+        )
         if http is not None:
             get_logger().info("http_listening", address=http.address)
         get_logger().info("service_listening", address=address)
@@ -102,10 +104,16 @@ async def run_gateway(
 
 
 def _http_server(
-    config: HttpConfig, tls: TlsFiles | None, generation: Generation, readiness: Readiness, keys: Authenticator
+    config: HttpConfig,
+    tls: TlsFiles | None,
+    generation: Generation,
+    readiness: Readiness,
+    keys: Authenticator,
+    watch: MeshWatch,
 ) -> HttpServer:
     """Listen for HTTP; what that takes is not even imported where it is off."""
     from services.gateway.http.app import build_app
+    from services.gateway.http.mesh_feed import feed_routes
     from services.gateway.http.server import HttpServer
 
-    return HttpServer(build_app(config, generation, readiness, keys), config.listen, tls)
+    return HttpServer(build_app(config, generation, readiness, keys, feed_routes(watch)), config.listen, tls)

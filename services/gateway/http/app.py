@@ -15,6 +15,7 @@ from services.gateway.http.envelope import Envelope
 from services.gateway.http.errors import HttpError, error_response, http_error_of
 from services.gateway.http.inference import InferenceRoutes
 from services.gateway.http.models import ModelRoutes
+from services.gateway.http.page import page_routes
 from services.gateway.http.parsing import BodyReader
 from services.gateway.http.probes import ProbeRoutes
 from services.gateway.http.tokenization import TokenizationRoutes
@@ -46,7 +47,7 @@ def build_app(
     authenticator: Authenticator,
     more_routes: Sequence[BaseRoute] = (),
 ) -> ASGIApp:
-    """Build the application; ``more_routes`` are those of the gateway's other parts: metrics, the page."""
+    """Build the application; ``more_routes`` are those of the gateway's other parts: the feed of the mesh."""
     reader = BodyReader(config.max_body_bytes, _BODY_TIMEOUT_S)
     inference = InferenceRoutes(generation, reader)
     tokenization = TokenizationRoutes(generation, reader)
@@ -63,6 +64,7 @@ def build_app(
             Route("/health", probes.health, methods=["GET"]),
             Route("/ready", probes.ready, methods=["GET"]),
             Route("/version", probes.version, methods=["GET"]),
+            *page_routes(),
             *more_routes,
         ],
         middleware=[

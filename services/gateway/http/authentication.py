@@ -1,4 +1,4 @@
-"""Deny by default: without a known API key in the ``Authorization`` header, nothing but the probes is answered.
+"""Deny by default: without a known API key in the ``Authorization`` header, nothing but the list below is answered.
 
 What is open is decided by the path as it stands in the request: no two spellings of one address, no redirect and no
 method can tell the guard and the router apart. A key in the query is none.
@@ -9,14 +9,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from services.gateway.clients import bind_client
-from services.gateway.http.probes import OPEN_PATHS
+from services.gateway.http import page, probes
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
 
     from services.gateway.api_keys import Authenticator
 
-__all__ = ["AuthenticationMiddleware"]
+__all__ = ["OPEN_PATHS", "AuthenticationMiddleware"]
+
+OPEN_PATHS = probes.OPEN_PATHS | page.OPEN_PATHS
+"""What anybody may ask without a key: whether the gateway is well, and a page without data."""
 
 
 class AuthenticationMiddleware:

@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from services.gateway.http.answer import Answer
     from shared.generation import Delta, Usage
 
-__all__ = ["EventStreamResponse", "WholeResponse"]
+__all__ = ["EVENT_STREAM_HEADERS", "EventStreamResponse", "WholeResponse", "until_disconnect"]
 
-_STREAM_HEADERS = [
+EVENT_STREAM_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),
@@ -46,7 +46,7 @@ class WholeResponse(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Generate, then send."""
         async with contextlib.aclosing(self._deltas):
-            await _until_disconnect(receive, self._send(scope, receive, send))
+            await until_disconnect(receive, self._send(scope, receive, send))
 
     async def _send(self, scope: Scope, receive: Receive, send: Send) -> None:
         choices = [Choice() for _ in range(self._num_choices)]
@@ -69,13 +69,13 @@ class EventStreamResponse(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the beginning as soon as the request is accepted, then what comes."""
         async with contextlib.aclosing(self._deltas):
-            await _until_disconnect(receive, self._send(scope, send))
+            await until_disconnect(receive, self._send(scope, send))
 
     async def _send(self, scope: Scope, send: Send) -> None:
         await anext(self._deltas)
         control = response_control(scope)
         control.streams_events = True
-        await send({"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS})
+        await send({"type": "http.response.start", "status": 200, "headers": EVENT_STREAM_HEADERS})
         await send(_body(self._answer.opening()))
         try:
             last = await self._send_events(send)
@@ -100,7 +100,7 @@ def _body(data: bytes, *, more: bool = True) -> dict[str, Any]:
     return {"type": "http.response.body", "body": data, "more_body": more}
 
 
-async def _until_disconnect(receive: Receive, work: Coroutine[Any, Any, None]) -> None:
+async def until_disconnect(receive: Receive, work: Coroutine[Any, Any, None]) -> None:
     """Do ``work``; give it up as soon as the client has left."""
     working = asyncio.create_task(work)
     watching = asyncio.create_task(_disconnected(receive))
