@@ -3,13 +3,13 @@
 Defaults are those of ``shared.config``.
 """
 
-import functools
 import inspect
 from collections.abc import Callable
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
+from services.cli.option_group import taking
 from services.cli.sizes import parse_size
 from shared.config import EngineConfig, SchedulingConfig
 from shared.topology import Topology
@@ -215,19 +215,4 @@ def _engine(
 
 def takes_engine(command: Callable[..., None]) -> Callable[..., None]:
     """Give a command all options of an engine, in place of its first parameter ``engine``."""
-    engine_parameters = inspect.signature(_engine).parameters
-    _, *own_parameters = inspect.signature(command).parameters.values()
-
-    @functools.wraps(command)
-    def wrapped(**given: Any) -> None:
-        engine = _engine(**{name: given.pop(name) for name in engine_parameters})
-        command(engine, **given)
-
-    parameters = [
-        parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
-        for parameter in (*engine_parameters.values(), *own_parameters)
-    ]
-    # Typer reads both.
-    wrapped.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    wrapped.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-    return wrapped
+    return taking(command, [*inspect.signature(_engine).parameters.values()], _engine)

@@ -1,25 +1,23 @@
 """``orca generate``: continue a prompt, text as it comes."""
 
-import asyncio
-import contextlib
-import dataclasses
-import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from services.cli import options as opt
 from services.cli.calls import DEFAULT_ADDRESS, told_plainly
-
-if TYPE_CHECKING:
-    from shared.client import Delta, GenerateOptions
+from services.cli.generation_options import takes_generation
+from services.cli.option_values import token_ids as parse_token_ids
+from shared.generation import GenerateOptions, GenerateRequest
 
 __all__ = ["generate"]
 
 
+@takes_generation(GenerateOptions(max_tokens=128))
 def generate(
+    options: GenerateOptions,
     prompt: Annotated[
         str | None,
         typer.Argument(metavar="[PROMPT]", help="Text to continue; without it, or as -, standard input is read."),
@@ -30,16 +28,17 @@ def generate(
             "--file", "-f", metavar="PATH", show_default=False, help="Read the prompt from a file; - is standard input."
         ),
     ] = None,
-    max_tokens: Annotated[
-        int, typer.Option("--max-tokens", "-n", rich_help_panel="Sampling", help="Output tokens at most.")
-    ] = 128,
-    temperature: opt.TemperatureOption = 1.0,
-    top_k: opt.TopKOption = 0,
-    top_p: opt.TopPOption = 1.0,
-    min_p: opt.MinPOption = 0.0,
-    seed: opt.SeedOption = None,
-    ignore_eos: opt.IgnoreEosOption = False,
-    stop_token_id: opt.StopTokenIdOption = None,
+    token_ids: Annotated[
+        Any,
+        typer.Option(
+            "--token-ids",
+            metavar="IDS",
+            parser=parse_token_ids,
+            show_default=False,
+            help="The prompt as token ids, for example 1,2,3.",
+        ),
+    ] = None,
+    echo: Annotated[bool, typer.Option("--echo", help="Begin each output with the prompt.")] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object a line for each delta; the last has the usage.")
     ] = False,
@@ -49,51 +48,34 @@ def generate(
 
     One line end at the end of a file or of standard input does not belong to the prompt.
     """
-    from shared.client import GenerateOptions
+    request = GenerateRequest([_read_prompt(prompt, file, token_ids)], options, echo)
+    from rich.console import Console
 
-    options = GenerateOptions(
-        max_tokens=max_tokens,
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        min_p=min_p,
-        seed=seed,
-        stop_token_ids=tuple(stop_token_id or ()),
-        ignore_eos=ignore_eos,
-    )
-    with told_plainly(address):
-        asyncio.run(_stream(address, _read_prompt(prompt, file), options, as_json=as_json))
+    from services.cli.answers import AnswerPrinter
+    from services.cli.delta_json import delta_line
+    from shared.sync_client import SyncGatewayClient
 
-
-async def _stream(address: str, prompt: str, options: "GenerateOptions", *, as_json: bool) -> None:
-    from shared.client import GatewayClient
-
-    async with GatewayClient(address) as client, contextlib.aclosing(client.generate(prompt, options)) as deltas:
-        async for delta in deltas:
-            sys.stdout.write(json.dumps(_as_dict(delta)) + "\n" if as_json else delta.text)
-            sys.stdout.flush()
-    if not as_json and sys.stdout.isatty():
-        sys.stdout.write("\n")
+    console = Console()
+    printer = AnswerPrinter(console, options, ends_line=console.is_terminal)
+    with told_plainly(address), SyncGatewayClient(address) as client, client.generate(request) as deltas:
+        if as_json:
+            for delta in deltas:
+                sys.stdout.write(delta_line(delta) + "\n")
+                sys.stdout.flush()
+            return
+        try:
+            for delta in deltas:
+                printer.add(delta)
+        finally:
+            printer.close()
 
 
-def _as_dict(delta: "Delta") -> dict[str, Any]:
-    fields: dict[str, Any] = {"request_id": delta.request_id} if delta.request_id else {}
-    fields |= {"text": delta.text, "token_ids": delta.token_ids}
-    if (finish := delta.finish) is not None:
-        fields["finish_reason"] = finish.reason.name.lower()
-        fields["timing"] = {
-            "queue_ms": finish.queue_ms,
-            "prefill_ms": finish.prefill_ms,
-            "decode_ms": finish.decode_ms,
-        }
-    if delta.usage is not None:
-        fields["usage"] = dataclasses.asdict(delta.usage)
-    return fields
-
-
-def _read_prompt(prompt: str | None, file: str | None) -> str:
-    if prompt is not None and file is not None:
-        raise typer.BadParameter("give either PROMPT or --file, not both")
+def _read_prompt(prompt: str | None, file: str | None, token_ids: list[int] | None) -> str | list[int]:
+    given = [name for name, value in (("PROMPT", prompt), ("--file", file), ("--token-ids", token_ids)) if value]
+    if len(given) > 1:
+        raise typer.BadParameter(f"give either {' or '.join(given)}, not both")
+    if token_ids:
+        return token_ids
     if prompt is not None and prompt != "-":
         return prompt
     if file is None and prompt is None and sys.stdin.isatty():

@@ -12,7 +12,6 @@ LogFormat = Literal["auto", "json", "pretty"]
 
 _ENGINE = "Engine"
 _PROCESS = "Process"
-_SAMPLING = "Sampling"
 
 # --- worker ---------------------------------------------------------------------------------------------------------
 
@@ -184,69 +183,4 @@ ExitWithParentOption = Annotated[
 AddressOption = Annotated[
     str,
     typer.Option("--address", "-a", envvar="ORCA_ADDRESS", metavar="HOST:PORT", help="Address of the gateway."),
-]
-MaxTokensOption = Annotated[
-    int | None,
-    typer.Option(
-        "--max-tokens",
-        "-n",
-        rich_help_panel=_SAMPLING,
-        show_default=False,
-        help="Output tokens at most; without it, what the context leaves.",
-    ),
-]
-TemperatureOption = Annotated[
-    float,
-    typer.Option(
-        "--temperature",
-        "-t",
-        rich_help_panel=_SAMPLING,
-        help="0 always takes the likeliest token; higher is more random.",
-    ),
-]
-TopKOption = Annotated[
-    int,
-    typer.Option(
-        "--top-k", min=0, max=2**32 - 1, rich_help_panel=_SAMPLING, help="Keep the k likeliest tokens; 0 keeps all."
-    ),
-]
-TopPOption = Annotated[
-    float,
-    typer.Option(
-        "--top-p", rich_help_panel=_SAMPLING, help="Keep the smallest set of tokens with this much probability."
-    ),
-]
-MinPOption = Annotated[
-    float,
-    typer.Option(
-        "--min-p",
-        rich_help_panel=_SAMPLING,
-        help="Keep tokens at least this times as likely as the likeliest one.",
-    ),
-]
-SeedOption = Annotated[
-    int | None,
-    typer.Option(
-        "--seed",
-        min=0,
-        max=2**64 - 1,
-        rich_help_panel=_SAMPLING,
-        show_default=False,
-        help="The same seed gives the same tokens, always.",
-    ),
-]
-IgnoreEosOption = Annotated[
-    bool,
-    typer.Option("--ignore-eos", rich_help_panel=_SAMPLING, help="Go on past the model's own end of text."),
-]
-StopTokenIdOption = Annotated[
-    list[int] | None,
-    typer.Option(
-        "--stop-token-id",
-        min=0,
-        max=2**32 - 1,
-        rich_help_panel=_SAMPLING,
-        show_default=False,
-        help="Id of a token that ends the output; may be given several times.",
-    ),
 ]

@@ -4,17 +4,25 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import TYPE_CHECKING, NamedTuple, Self
 
 import pytest
 
 from services.cli.main import main
-from shared.client import ChatMessage, Delta, Finish, GatewayStatus, GenerateOptions, ModelInfo
-from shared.generation import Usage
+from shared.generation import (
+    ChatMessage,
+    Delta,
+    Finish,
+    GatewayStatus,
+    GenerateOptions,
+    GenerateRequest,
+    ModelInfo,
+    Usage,
+)
 from shared.messages import EngineInfo, EngineStatus, FinishReason, WorkerStatus
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Sequence
+    from collections.abc import Callable, Sequence
 
 INFO = EngineInfo("tiny", 512, 260, 4096, 16, 2, 1, "float32")
 STATUS = EngineStatus(
@@ -63,8 +71,73 @@ class FakeGateway:
     """Raised by every call, by a stream after its deltas."""
     has_chat_template: bool = True
     status: GatewayStatus = field(default_factory=lambda: GatewayStatus(STATUS, 3))
-    asked: list[tuple[Any, GenerateOptions]] = field(default_factory=list)
+    requests: list[GenerateRequest] = field(default_factory=list)
+    """What ``generate`` was asked."""
+    asked: list[tuple[list[ChatMessage], GenerateOptions]] = field(default_factory=list)
+    """What ``chat`` was asked."""
+    num_cancelled: int = 0
+    """Streams that were closed before their end."""
     addresses: list[str] = field(default_factory=list)
+
+    def fail(self) -> None:
+        if self.failure is not None:
+            raise self.failure
+
+
+class FakeStream:
+    """Stands for ``shared.sync_client.Stream``."""
+
+    def __init__(self, gateway: FakeGateway) -> None:
+        self._gateway = gateway
+        self._deltas = iter(gateway.deltas)
+        self._has_ended = False
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Delta:
+        for delta in self._deltas:
+            return delta
+        self._gateway.fail()
+        self._has_ended = True
+        raise StopIteration
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *failure: object) -> None:
+        self._gateway.num_cancelled += not self._has_ended
+
+
+class FakeSyncClient:
+    """Stands for ``SyncGatewayClient``."""
+
+    def __init__(self, gateway: FakeGateway, address: str) -> None:
+        self._gateway = gateway
+        gateway.addresses.append(address)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *failure: object) -> None:
+        pass
+
+    def generate(self, request: GenerateRequest) -> FakeStream:
+        self._gateway.requests.append(request)
+        return FakeStream(self._gateway)
+
+    def chat(self, messages: Sequence[ChatMessage], options: GenerateOptions) -> FakeStream:
+        self._gateway.asked.append((list(messages), options))
+        return FakeStream(self._gateway)
+
+    def tokenize(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        assert not add_special_tokens
+        self._gateway.fail()
+        return list(text.encode())
+
+    def model_info(self) -> ModelInfo:
+        self._gateway.fail()
+        return ModelInfo(INFO, (2,), self._gateway.has_chat_template)
 
 
 class FakeClient:
@@ -77,42 +150,19 @@ class FakeClient:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(self, *exception: object) -> None:
+    async def __aexit__(self, *failure: object) -> None:
         pass
-
-    async def close(self) -> None:
-        pass
-
-    def generate(self, prompt: str, options: GenerateOptions) -> AsyncGenerator[Delta, None]:
-        self._gateway.asked.append((prompt, options))
-        return self._stream()
-
-    def chat(self, messages: Sequence[ChatMessage], options: GenerateOptions) -> AsyncGenerator[Delta, None]:
-        self._gateway.asked.append((list(messages), options))
-        return self._stream()
-
-    async def model_info(self) -> ModelInfo:
-        self._fail()
-        return ModelInfo(INFO, (2,), self._gateway.has_chat_template)
 
     async def status(self) -> GatewayStatus:
-        self._fail()
+        self._gateway.fail()
         return self._gateway.status
-
-    async def _stream(self) -> AsyncGenerator[Delta, None]:
-        for delta in self._gateway.deltas:
-            yield delta
-        self._fail()
-
-    def _fail(self) -> None:
-        if self._gateway.failure is not None:
-            raise self._gateway.failure
 
 
 @pytest.fixture
 def gateway(monkeypatch: pytest.MonkeyPatch) -> FakeGateway:
     fake = FakeGateway()
     monkeypatch.setattr("shared.client.GatewayClient", partial(FakeClient, fake))
+    monkeypatch.setattr("shared.sync_client.SyncGatewayClient", partial(FakeSyncClient, fake))
     return fake
 
 

@@ -1,118 +1,439 @@
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import dataclasses
+import io
+import json
+from typing import TYPE_CHECKING, Any
 
 import pytest
+from rich.console import Console
 
-from shared.client import ChatMessage
+from services.cli.chat_commands import COMMANDS, complete
+from services.cli.chat_session import ChatSession
+from services.cli.conversation import Conversation
 from shared.errors import InvalidRequestError, UnavailableError
+from shared.generation import ChatMessage, Delta, Finish, GenerateOptions, Guidance, GuidanceKind, ToolCall, Usage
+from shared.messages import FinishReason
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from tests.unit.cli.conftest import FakeGateway, Outcome  # only for the type checker
 
 SYSTEM = ChatMessage("system", "be brief")
+ANSWERED = ChatMessage("assistant", "Once más")
+LENGTH = Finish(FinishReason.LENGTH, 1, 0, 0, 0)
 
 
 def user(text: str) -> ChatMessage:
     return ChatMessage("user", text)
 
 
-ANSWERED = ChatMessage("assistant", "Once más")
+class Chat:
+    """A session with a fake client; its lines are given, its consoles recorded."""
 
+    def __init__(self, gateway: FakeGateway) -> None:
+        from shared.sync_client import SyncGatewayClient  # the fake
 
-@pytest.fixture
-def typed(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Type lines (or raise what the terminal would raise), then Ctrl-D."""
+        client = SyncGatewayClient("h:1")
+        self.gateway = gateway
+        self.out, self.notes = io.StringIO(), io.StringIO()
+        self.session = ChatSession(
+            client,
+            client.model_info(),
+            GenerateOptions(temperature=0.5),
+            Conversation(),
+            address="h:1",
+            console=Console(file=self.out, width=60),
+            notes=Console(file=self.notes, width=60),
+        )
 
-    def type_in(*lines: str | type[BaseException] | Callable[[], str]) -> None:
+    def run(self, *lines: Any, is_script: bool = False) -> int:
+        """Read lines (or raise what the terminal would raise), then Ctrl-D."""
         left = [*lines]
 
-        def read(prompt: str) -> str:
-            assert prompt == "", "there is no terminal here"
+        def read() -> str:
             line = left.pop(0) if left else EOFError
             if isinstance(line, str):
                 return line
-            if isinstance(line, type):
+            if isinstance(line, type | BaseException):
                 raise line
-            return line()
+            done: str = line()
+            return done
 
-        monkeypatch.setattr("builtins.input", read)
+        return self.session.run(read, is_script=is_script)
 
-    return type_in
+    @property
+    def asked(self) -> list[list[ChatMessage]]:
+        return [messages for messages, _ in self.gateway.asked]
 
-
-def test_a_conversation_has_a_memory(
-    orca: Callable[..., Outcome], gateway: FakeGateway, typed: Callable[..., None]
-) -> None:
-    typed("hello", "  ", "and then?")
-    outcome = orca("chat", "--system", "be brief", "--seed", "7")
-    assert outcome.exit_code == 0
-    assert outcome.out == "Once más\nOnce más\n"
-    assert [messages for messages, _ in gateway.asked] == [
-        [SYSTEM, user("hello")],
-        [SYSTEM, user("hello"), ANSWERED, user("and then?")],
-    ]
-    assert all(options.seed == 7 and options.max_tokens is None for _, options in gateway.asked)
+    @property
+    def said(self) -> list[str]:
+        return self.notes.getvalue().splitlines()
 
 
-def test_reset_forgets_all_but_the_system_message(
-    orca: Callable[..., Outcome], gateway: FakeGateway, typed: Callable[..., None]
-) -> None:
-    typed("hello", "/reset", "again")
-    orca("chat", "-s", "be brief")
-    assert gateway.asked[1][0] == [SYSTEM, user("again")]
+@pytest.fixture
+def chat(gateway: FakeGateway) -> Chat:
+    return Chat(gateway)
 
 
-def test_commands(orca: Callable[..., Outcome], gateway: FakeGateway, typed: Callable[..., None]) -> None:
-    typed("/help", KeyboardInterrupt, "/quit", "never read")
-    outcome = orca("chat")
-    assert outcome.exit_code == 0
-    assert "/reset  forget the conversation" in outcome.err
-    assert "(Ctrl-D or /quit leaves)" in outcome.err
-    assert gateway.asked == []
+# --- messages ---------------------------------------------------------------------------------------------------------
 
 
-def test_ctrl_c_stops_the_answer_only(
-    orca: Callable[..., Outcome], gateway: FakeGateway, typed: Callable[..., None]
-) -> None:
+def test_a_conversation_has_a_memory(chat: Chat) -> None:
+    assert chat.run("hello", "", "and then?") == 0
+    assert chat.out.getvalue() == "Once más\nOnce más\n"
+    assert chat.asked == [[user("hello")], [user("hello"), ANSWERED, user("and then?")]]
+    assert chat.said == [""]
+
+
+def test_a_message_may_begin_with_a_slash(chat: Chat) -> None:
+    chat.run("//etc is a folder")
+    assert chat.asked == [[user("/etc is a folder")]]
+
+
+def test_ctrl_c_stops_the_answer_only(chat: Chat) -> None:
     def interrupted() -> str:
-        gateway.deltas = gateway.deltas[:1]
-        gateway.failure = KeyboardInterrupt()
+        chat.gateway.deltas = chat.gateway.deltas[:1]
+        chat.gateway.failure = KeyboardInterrupt()
         return "hello"
 
     def undisturbed() -> str:
-        gateway.failure = None
+        chat.gateway.failure = None
         return "go on"
 
-    typed(interrupted, undisturbed)
-    outcome = orca("chat")
-    assert outcome.exit_code == 0
-    assert "(stopped)" in outcome.err
-    assert gateway.asked[1][0] == [user("hello"), ChatMessage("assistant", "Once "), user("go on")]
+    assert chat.run(interrupted, undisturbed) == 0
+    assert "(stopped)" in chat.said
+    assert chat.asked[1] == [user("hello"), ChatMessage("assistant", "Once "), user("go on")]
+    assert chat.gateway.num_cancelled == 1
+
+
+def test_ctrl_c_before_the_first_text_leaves_the_question_open(chat: Chat) -> None:
+    def interrupted() -> str:
+        chat.gateway.deltas, chat.gateway.failure = (), KeyboardInterrupt()
+        return "hello"
+
+    def undisturbed() -> str:
+        chat.gateway.failure = None
+        return "/retry"
+
+    chat.run(interrupted, undisturbed)
+    assert chat.asked == [[user("hello")], [user("hello")]]
+
+
+def test_ctrl_c_twice_leaves(chat: Chat) -> None:
+    assert chat.run(KeyboardInterrupt, "/undo", KeyboardInterrupt, KeyboardInterrupt, "never read") == 130
+    assert chat.asked == []
+    assert chat.said.count("(Ctrl-C again, Ctrl-D or /quit leaves)") == 2
+
+
+def test_ctrl_c_in_an_answer_and_again_leaves(chat: Chat) -> None:
+    chat.gateway.failure = KeyboardInterrupt()
+    assert chat.run("hello", KeyboardInterrupt, "never read") == 130
+
+
+@pytest.mark.parametrize("in_answer", [False, True])
+def test_ctrl_c_ends_a_script(chat: Chat, in_answer: bool) -> None:
+    chat.gateway.failure = KeyboardInterrupt() if in_answer else None
+    assert chat.run("hello" if in_answer else KeyboardInterrupt, "never read", is_script=True) == 130
+    assert len(chat.asked) == in_answer
 
 
 @pytest.mark.parametrize(
     ("failure", "hint"),
-    [(InvalidRequestError("the prompt is too long"), "; /reset makes room"), (UnavailableError("not ready"), "")],
+    [
+        (InvalidRequestError("that is over the context of 8 tokens"), ". /undo or /reset makes room"),
+        (InvalidRequestError("that is over 8 K/V slots"), ". /undo or /reset makes room"),
+        (InvalidRequestError("top_p is 3"), ""),
+        (UnavailableError("not ready"), ""),
+    ],
 )
-def test_a_turn_that_fails_is_not_remembered(
-    orca: Callable[..., Outcome], gateway: FakeGateway, typed: Callable[..., None], failure: Exception, hint: str
-) -> None:
+def test_a_turn_that_fails_is_not_remembered(chat: Chat, failure: Exception, hint: str) -> None:
     def failing() -> str:
-        gateway.failure = failure
+        chat.gateway.failure = failure
         return "too long"
 
     def working() -> str:
-        gateway.failure = None
+        chat.gateway.failure = None
         return "short"
 
-    typed("hello", failing, working)
-    outcome = orca("chat")
+    assert chat.run("hello", failing, working) == 0
+    assert f"error: {failure}{hint}" in chat.said
+    assert chat.asked[2] == [user("hello"), ANSWERED, user("short")]
+
+
+def test_a_first_message_that_is_too_long_can_only_be_shortened(chat: Chat) -> None:
+    chat.gateway.failure = InvalidRequestError("over the context; shorten it")
+    chat.run("hello")
+    assert "error: over the context; shorten it" in chat.said
+
+
+def test_a_script_ends_with_its_first_error(chat: Chat) -> None:
+    chat.gateway.failure = UnavailableError("not ready")
+    assert chat.run("hello", "never read", is_script=True) == 1
+    assert len(chat.asked) == 1
+    assert chat.run("/nonsense", "never read", is_script=True) == 1
+    bad = UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte")
+    assert chat.run(bad, "never read", is_script=True) == 1
+    assert chat.said[-1] == "error: the line is not UTF-8 text (byte 0)"
+
+
+def test_a_gateway_that_has_gone_is_told_plainly(chat: Chat) -> None:
+    chat.gateway.failure = UnavailableError("gateway at h:1: failed to connect to all addresses")
+    chat.run("hello")
+    assert chat.said[0].startswith("error: no gateway answers at h:1: start a mesh with `orca up`")
+
+
+def test_an_answer_that_was_cut_says_so(chat: Chat) -> None:
+    chat.gateway.deltas = (Delta("Once", (1,), LENGTH, usage=Usage(1, 1)),)
+    chat.run("hello", "/set max-tokens 1", "hello")
+    assert chat.said[0] == "(the context is full: /undo or /reset makes room)"
+    assert chat.said[1] == "(cut: /set max-tokens COUNT allows more)"
+
+
+def test_with_several_choices_the_first_one_goes_on(chat: Chat) -> None:
+    chat.gateway.deltas = (
+        Delta("b", (1,), LENGTH, choice=1),
+        Delta("a", (1,), LENGTH, usage=Usage(1, 2)),
+    )
+    chat.run("/set n 2", "/set max-tokens 1", "hello", "again")
+    assert chat.asked[1] == [user("hello"), ChatMessage("assistant", "a"), user("again")]
+    assert [line for line in chat.out.getvalue().splitlines() if "─" not in line] == ["a", "b"] * 2
+    assert "(the conversation goes on with choice 1)" in chat.said
+
+
+# --- commands ---------------------------------------------------------------------------------------------------------
+
+
+def test_help_tells_of_every_command(chat: Chat) -> None:
+    chat.run("/help")
+    for command in COMMANDS:
+        assert any(line.startswith(f"{command.name} {command.argument}") for line in chat.said)
+
+
+def test_quit_leaves(chat: Chat) -> None:
+    assert chat.run("/quit", "never read") == 0
+    assert chat.asked == []
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("/nonsense", "there is no /nonsense: /help lists what there is; // begins a message with a slash"),
+        ("/reset now", "/reset takes nothing after it"),
+        ("/set", "write /set NAME [VALUE]"),
+        ("/save", "write /save FILE"),
+        ("/undo", "there is nothing to take back"),
+        ("/retry", "there is nothing to answer again"),
+        ("/set warmth 3", "there is no option warmth; the options are temperature, top-k, "),
+        ("/set temperature warm", "temperature: 'warm' is not a number from 0 to 100"),
+        ("/set temperature 1 2", "temperature: '1 2' is not a number from 0 to 100"),
+        ("/set ignore-eos yes", "ignore-eos: 'yes' is neither on nor off"),
+        ("/set best-of 0", "best-of: '0' is not a whole number from 1 to 128"),
+        ('/set stop "a', "stop: No closing quotation in"),
+        ("/load /nowhere/at/all", "cannot read '/nowhere/at/all': No such file or directory"),
+        ("/save /nowhere/at/all", "cannot write '/nowhere/at/all': No such file or directory"),
+        ("/load ~nobody-of-that-name/x", "cannot read '~nobody-of-that-name/x': "),
+    ],
+)
+def test_commands_that_cannot_be(chat: Chat, line: str, said: str) -> None:
+    assert chat.run(line) == 0
+    assert chat.said[0].startswith(f"error: {said}")
+    assert chat.session.options == chat.session.base_options
+
+
+def test_the_system_message_can_be_changed(chat: Chat) -> None:
+    chat.run("/system be brief", "hello", "/system", "again")
+    assert chat.asked == [[SYSTEM, user("hello")], [user("hello"), ANSWERED, user("again")]]
+
+
+def test_reset_forgets_all_but_the_system_message(chat: Chat) -> None:
+    chat.run("/system be brief", "hello", "/reset", "again")
+    assert chat.asked[1] == [SYSTEM, user("again")]
+
+
+def test_undo_takes_an_exchange_back(chat: Chat) -> None:
+    chat.run("one", "two", "/undo", "three")
+    assert chat.asked[2] == [user("one"), ANSWERED, user("three")]
+    assert "(taken back; 2 messages are left)" in chat.said
+
+
+def test_retry_answers_again(chat: Chat) -> None:
+    chat.run("one", "/set seed 3", "/retry")
+    assert chat.asked == [[user("one")], [user("one")]]
+    assert len(chat.session.conversation.turns) == 2
+    assert any("/set seed gives it up" in line for line in chat.said)
+
+
+def test_retry_after_a_failure_asks_what_has_failed(chat: Chat) -> None:
+    def failing() -> str:
+        chat.gateway.failure = UnavailableError("not ready")
+        return "two"
+
+    def working() -> str:
+        chat.gateway.failure = None
+        return "/retry"
+
+    chat.run("one", failing, working)
+    assert chat.asked[2] == [user("one"), ANSWERED, user("two")]
+
+
+def test_any_option_can_be_set(chat: Chat) -> None:
+    lines = (
+        "/set top-k 4",
+        "/set --seed 3",
+        '/set stop END "two words"',
+        "/set logit_bias 7=-100 8=2",
+        "/set ignore-eos on",
+        r"/set regex \d+ [a-z]",
+    )
+    chat.run(*lines, "hello")
+    expected = GenerateOptions(
+        temperature=0.5,
+        top_k=4,
+        seed=3,
+        stop=("END", "two words"),
+        logit_bias={7: -100.0, 8: 2.0},
+        ignore_eos=True,
+        guidance=Guidance(GuidanceKind.REGEX, r"\d+ [a-z]"),
+    )
+    assert chat.gateway.asked[0][1] == expected
+    chat.run("/set seed", "/set stop", "/set ignore-eos off", "/set json-object on", "/set temperature 0", "hello")
+    assert chat.gateway.asked[1][1] == dataclasses.replace(
+        expected,
+        seed=None,
+        stop=(),
+        ignore_eos=False,
+        guidance=Guidance(GuidanceKind.JSON_OBJECT),
+        temperature=0.0,
+    )
+    chat.run("/set regex", "/set temperature", "hello")
+    last = chat.gateway.asked[2][1]
+    assert (last.guidance, last.temperature) == (None, 0.5)
+
+
+def test_options_that_do_not_go_together_stay_as_they_were(chat: Chat) -> None:
+    chat.run("/set n 4", "/set best-of 2")
+    assert "error: --best-of 2 is below --n 4" in chat.said
+    assert (chat.session.options.n, chat.session.options.best_of) == (4, None)
+
+
+def test_show(chat: Chat) -> None:
+    chat.run("/system be brief", "hello", "/set stop END", "/show")
+    assert {
+        "model: tiny, context 512 tokens",
+        "system: be brief",
+        "messages: 2",
+        "temperature: 0.5",
+        "seed: -",
+        "logit_bias: -",
+        "stop: ('END',)",
+    } <= set(chat.said)
+    for field in dataclasses.fields(GenerateOptions):
+        assert any(line.startswith(f"{field.name}: ") for line in chat.said)
+
+
+def test_tokens(chat: Chat) -> None:
+    chat.gateway.deltas = (Delta("abc", (1,), LENGTH, usage=Usage(7, 3, 2)),)
+    chat.run("/system be brief", "hello", "/tokens")
+    at = chat.said.index("       8  system")
+    assert chat.said[at + 1 : at + 5] == [
+        "       5  user",
+        "       3  assistant",
+        "      16  in all, the template's own aside, of 512",
+        "last answer: 3 tokens to 7 of prompt (2 found in the prefix cache)",
+    ]
+
+
+def test_a_conversation_is_saved_and_loaded(chat: Chat, tmp_path: Path) -> None:
+    path = tmp_path / "a conversation"
+    chat.run("/system be brief", "hello ü", f"/save {path}", "/system", "/reset", f"/load {path}", "again")
+    assert json.loads(path.read_text(encoding="utf-8")) == [
+        {"role": "system", "content": "be brief"},
+        {"role": "user", "content": "hello ü"},
+        {"role": "assistant", "content": "Once más"},
+    ]
+    assert chat.asked[1] == [SYSTEM, user("hello ü"), ANSWERED, user("again")]
+
+
+def test_files_keep_all_that_a_message_has(chat: Chat, tmp_path: Path) -> None:
+    turns = [
+        ChatMessage("user", "time?", name="ann"),
+        ChatMessage("assistant", "", (ToolCall("c1", "clock", "{}"),)),
+        ChatMessage("tool", "noon", tool_call_id="c1"),
+    ]
+    chat.session.conversation.turns = [*turns]
+    chat.run(f"/save {tmp_path}/x", "/reset", f"/load {tmp_path}/x")
+    assert chat.session.conversation.messages == turns
+    chat.run("/undo")
+    assert chat.session.conversation.messages == []
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("{", "is not JSON"),
+        ("[" * 100_000, "is not JSON"),
+        ("{}", "is not a list of at most 10000 messages"),
+        ("[" + "{}," * 10_000 + "{}]", "is not a list of at most 10000 messages"),
+        ("[1]", "message 0 is not a JSON object"),
+        ('[{"role": "user"}, {"content": "x"}]', "message 1 has no role"),
+        ('[{"role": 1}]', "message 0: role is not a text"),
+        ('[{"role": "user", "content": [{"type": "text"}]}]', "message 0: content is not a text"),
+        ('[{"role": "assistant", "tool_calls": {}, "content": null}]', ""),
+        ('[{"role": "assistant", "tool_calls": 1}]', "message 0: tool_calls is not a list"),
+        ('[{"role": "assistant", "tool_calls": [1]}]', "message 0, tool call 0 is not a JSON object"),
+        ('[{"role": "assistant", "tool_calls": [{}]}]', "message 0, tool call 0 is not a JSON object"),
+        (" " * (4 * 2**20 + 1), "has more than 4194304 bytes"),
+    ],
+)
+def test_files_that_are_no_conversations(chat: Chat, tmp_path: Path, content: str, said: str) -> None:
+    (tmp_path / "x").write_text(content)
+    chat.run("hello", f"/load {tmp_path}/x")
+    assert said in chat.said[0]
+    assert chat.said[0].startswith("error: " if said else "(1 messages read)")
+    assert len(chat.session.conversation.messages) == (2 if said else 1)
+
+
+def test_commands_and_options_are_completed() -> None:
+    assert complete("", "/s") == ["/system", "/set", "/show", "/save"]
+    assert complete("/set ", "top") == ["top-k", "top-p"]
+    assert complete("hello ", "/s") == []
+    assert complete("", "s") == []
+
+
+# --- the command itself -----------------------------------------------------------------------------------------------
+
+
+def script(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO(text))
+
+
+def test_standard_input_is_a_script(
+    orca: Callable[..., Outcome], gateway: FakeGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script(monkeypatch, 'hello\\\nworld\n\n"""\n/etc is\n\n  a folder\n"""\n/undo\n/retry\n')
+    outcome = orca("chat", "--system", "be brief", "--seed", "7")
     assert outcome.exit_code == 0
-    assert f"error: {failure}{hint}\n" in outcome.err
-    assert gateway.asked[2][0] == [user("hello"), ANSWERED, user("short")]
+    assert outcome.out == "Once más\nOnce más\nOnce más\n"
+    hello = user("hello\nworld")
+    assert [messages for messages, _ in gateway.asked] == [
+        [SYSTEM, hello],
+        [SYSTEM, hello, ANSWERED, user("/etc is\n\n  a folder")],
+        [SYSTEM, hello],
+    ]
+    assert all(options == GenerateOptions(temperature=0.7, top_p=0.95, seed=7) for _, options in gateway.asked)
+
+
+def test_a_script_that_fails_fails(
+    orca: Callable[..., Outcome], gateway: FakeGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script(monkeypatch, "/nonsense\nhello\n")
+    outcome = orca("chat")
+    assert (outcome.exit_code, outcome.out) == (1, "")
+    assert outcome.err.startswith("error: there is no /nonsense")
+    assert gateway.asked == []
 
 
 def test_models_without_a_template_are_refused(orca: Callable[..., Outcome], gateway: FakeGateway) -> None:
@@ -125,3 +446,7 @@ def test_nobody_there(orca: Callable[..., Outcome], gateway: FakeGateway) -> Non
     outcome = orca("chat", "-a", "h:1")
     assert outcome.exit_code == 1
     assert "start a mesh with `orca up`" in outcome.err
+
+
+def test_chat_takes_the_options_of_generate(orca: Callable[..., Outcome], gateway: FakeGateway) -> None:
+    assert orca("chat", "--best-of", "1", "--n", "2").exit_code == 2
