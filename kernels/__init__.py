@@ -13,7 +13,7 @@ from kernels import cpu, reference
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["apply_rotary", "gelu_tanh", "layer_norm", "paged_attention", "rms_norm", "silu_mul", "write_kv"]
+__all__ = ["apply_rotary", "argmax", "gelu_tanh", "layer_norm", "paged_attention", "rms_norm", "silu_mul", "write_kv"]
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -50,6 +50,11 @@ def gelu_tanh(x: Tensor) -> Tensor:
     if x.device.type == "cpu":
         return cpu.gelu_tanh(x)
     return reference.gelu_tanh(x)
+
+
+def argmax(x: Tensor) -> Tensor:
+    """Return where the largest element of the last axis is, [...] int64; x [..., n] float32."""
+    return cpu.argmax(x) if x.device.type == "cpu" else reference.argmax(x)
 
 
 def write_kv(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-__all__ = ["apply_rotary", "gelu_tanh", "layer_norm", "paged_attention", "rms_norm", "silu_mul", "write_kv"]
+__all__ = ["apply_rotary", "argmax", "gelu_tanh", "layer_norm", "paged_attention", "rms_norm", "silu_mul", "write_kv"]
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -91,3 +91,8 @@ def paged_attention(
 def _context(cache: Tensor, block_table: Tensor, context_len: int) -> Tensor:
     """Return one request's keys or values, [context_len, KH, D] float32."""
     return cache[block_table.long()].flatten(0, 1)[:context_len].float()
+
+
+def argmax(x: Tensor) -> Tensor:
+    """Return where the largest element of the last axis is, [...] int64; not-a-number counts as the largest."""
+    return x.max(dim=-1).indices

@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 
 from services.worker.outcome import Outcome
-from services.worker.preparation import StepPreparer
-from services.worker.sampler import sample
+from services.worker.preparation import StepPreparer, makes_logits, samples_tokens
+from services.worker.sampling.prompt_scores import PromptScores, score_prompt
+from services.worker.sampling.sampler import choose
 from services.worker.sequences import MAX_ROWS
 from shared.errors import EngineLostError, OrcaError
 from shared.log import get_logger
@@ -28,7 +29,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from services.worker.joining import Assembly
+    from services.worker.loading import RunnableStage
     from services.worker.preparation import PreparedStep
+    from services.worker.sampling.sampler import ChosenTokens
     from shared.clock import Clock
     from shared.messages import JoinRequest, StepPlan
 
@@ -58,13 +61,14 @@ class Executor:
         self._assembly: Assembly | None = assembly
         self._communicator = assembly.communicator
         self._device = assembly.loaded.place.device
-        self._is_last = request.stage == request.num_stages - 1
+        self._makes_logits = makes_logits(request)
+        self._samples = samples_tokens(request)
         self._clock = clock
         self._on_step = on_step
         self._arrivals: queue.SimpleQueue[_Arrival | None] = queue.SimpleQueue()
         self._is_stopped = False
         self._untold: list[Outcome] = []
-        self._preparer = StepPreparer(request, assembly.joined, self._device)
+        self._preparer = StepPreparer(request, assembly.joined, assembly.loaded.vocabulary, self._device)
         self._last_token_ids = torch.zeros(MAX_ROWS, dtype=torch.int64, device=self._device)
         """[rows] the token sampled last for each row of the sequence table; the compute thread's alone."""
 
@@ -98,6 +102,7 @@ class Executor:
         finally:
             self._tell()
             self._assembly = None
+            self._preparer.close()
             assembly.loaded.ranks.attach(None)
             self._communicator.close()
         return failure
@@ -134,26 +139,35 @@ class Executor:
         plan, step = arrival.plan, arrival.prepared
         if isinstance(step, Exception):
             raise step
-        started_ns = ended_ns = self._clock.now_ns()
-        token_ids: list[int] = []
-        invalid: list[int] = []
-        if step is not None:
-            inputs = step.inputs
-            if step.late is not None:
-                step.late.fill(inputs.token_ids, self._last_token_ids)
-            self._tell()
-            hidden = self._communicator.receive(inputs.num_tokens)
-            started_ns = self._clock.now_ns()
-            hidden = assembly.loaded.stage.forward(inputs, hidden, assembly.kv)
+        if step is None:
+            now_ns = self._clock.now_ns()
+            self._untold.append(Outcome(plan, arrival.received_ns, now_ns, now_ns))
+            return
+        if step.late is not None:
+            step.late.fill(step.inputs.token_ids, self._last_token_ids)
+        self._tell()
+        stage = assembly.loaded.stage
+        hidden = self._communicator.receive(step.inputs.num_tokens)
+        started_ns = self._clock.now_ns()
+        hidden = stage.forward(step.inputs, hidden, assembly.kv)
+        ended_ns = self._clock.now_ns()
+        self._communicator.send(hidden)
+        chosen, prompt_scores = None, list[PromptScores]()
+        if self._makes_logits:
+            prompt_scores = [score_prompt(piece, hidden, stage.logits) for piece in step.prompt_pieces]
+            chosen = self._sample(step, stage, hidden)
             ended_ns = self._clock.now_ns()
-            self._communicator.send(hidden)
-            if self._is_last and len(inputs.sample_rows):
-                logits = assembly.loaded.stage.logits(hidden[inputs.sample_rows])
-                # All ranks have the same logits to the last bit, hence the same tokens.
-                if self._request.tp_rank == 0 or self._request.workers_append_tokens:
-                    token_ids, invalid = self._sample(step, logits)
-                ended_ns = self._clock.now_ns()
-        self._untold.append(Outcome(plan, arrival.received_ns, started_ns, ended_ns, token_ids, invalid))
+        self._untold.append(Outcome(plan, arrival.received_ns, started_ns, ended_ns, chosen, prompt_scores))
+
+    def _sample(self, step: PreparedStep, stage: RunnableStage, hidden: Tensor) -> ChosenTokens | None:
+        if not len(step.sampled_rows):
+            return None
+        logits = stage.logits(hidden[step.inputs.sample_rows])  # all ranks together, even those that do not sample
+        if not self._samples:
+            return None
+        chosen = choose(logits, step.sampling, step.wishes)
+        self._last_token_ids.index_copy_(0, step.sampled_rows, chosen.on_device)
+        return chosen
 
     def _tell(self) -> None:
         """Tell what has been done since the last time.
@@ -164,12 +178,6 @@ class Executor:
         for outcome in self._untold:
             self._on_step(outcome)
         self._untold.clear()
-
-    def _sample(self, step: PreparedStep, logits: Tensor) -> tuple[list[int], list[int]]:
-        token_ids, valid = sample(logits, step.sampling)
-        token_ids.masked_fill_(~valid, 0)
-        self._last_token_ids.index_copy_(0, step.sampled_rows, token_ids)
-        return token_ids.tolist(), (~valid).nonzero().flatten().tolist()
 
 
 def _shape(plan: StepPlan) -> dict[str, list[int]]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from services.worker.batch import ForwardBatch
-from services.worker.sampler import SamplingColumns
+from services.worker.sampling.drawing import SamplingColumns
 
 if TYPE_CHECKING:
     import torch

@@ -14,10 +14,12 @@ from services.worker.comm import StageRanks
 from services.worker.kv_cache import KvCache, bytes_per_block
 from services.worker.model.stage import load_stage
 from services.worker.model.synthetic import HIDDEN_SIZE, KV_BYTES_PER_LAYER_TOKEN, SyntheticStage
+from services.worker.sampling.guidance import Vocabulary
 from shared.errors import ConfigError
 from shared.model import config as model_config
 from shared.model.source import SyntheticModel
 from shared.model.store import resolve
+from shared.text.tokenizer import load_tokenizer
 from shared.topology import split_layers
 
 if TYPE_CHECKING:
@@ -73,6 +75,8 @@ class LoadedStage:
     weights_bytes: int
     block_bytes: Callable[[int], int]
     """Bytes of K and V on this rank for one block of so many tokens."""
+    vocabulary: Vocabulary
+    """What grammars are made of."""
     allocate_kv: Callable[[int, int], KvCache]
     """K/V of (num_blocks, block_size); ``ConfigError`` where it does not fit."""
 
@@ -157,6 +161,7 @@ def _load(place: Place, source: ModelSource, progress: Callable[[int, int], None
         dtype=place.dtype,
         weights_bytes=_tensor_bytes(stage),
         block_bytes=block_bytes,
+        vocabulary=Vocabulary(lambda: load_tokenizer(source), config.vocab_size),
         allocate_kv=allocate_kv,
     )
 
@@ -174,6 +179,7 @@ def _load_synthetic(place: Place, source: SyntheticModel) -> LoadedStage:
         dtype=torch.float32,
         weights_bytes=0,
         block_bytes=lambda block_size: block_size * token_bytes,
+        vocabulary=Vocabulary(lambda: load_tokenizer(source), source.vocab_size),
         allocate_kv=lambda num_blocks, block_size: KvCache((), num_blocks, block_size),
     )
 

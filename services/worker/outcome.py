@@ -11,6 +11,10 @@ from typing import TYPE_CHECKING, NamedTuple
 from shared.messages import StepResult, StepTiming
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from services.worker.sampling.prompt_scores import PromptScores
+    from services.worker.sampling.sampler import ChosenTokens
     from shared.messages import StepPlan
 
 __all__ = ["Outcome"]
@@ -23,10 +27,9 @@ class Outcome(NamedTuple):
     received_ns: int
     started_ns: int
     ended_ns: int
-    token_ids: list[int]
-    """One for each sequence that samples, in batch order; empty on ranks that sample nothing."""
-    invalid: list[int]
-    """Indices into ``token_ids`` whose logits were not finite."""
+    chosen: ChosenTokens | None = None
+    """Of each sequence that samples, in batch order; None where nothing is sampled, or not here."""
+    prompt_scores: Sequence[PromptScores] = ()
 
     def timing(self) -> StepTiming:
         """Return when the step passed through this rank."""
@@ -42,10 +45,13 @@ class Outcome(NamedTuple):
 
     def result(self) -> StepResult:
         """Return what the scheduler is to know."""
+        chosen = self.chosen
         return StepResult(
             epoch=self.plan.epoch,
             step_id=self.plan.step_id,
-            token_ids=self.token_ids,
-            invalid=self.invalid,
+            token_ids=[] if chosen is None else chosen.token_ids,
+            invalid=[] if chosen is None else chosen.invalid,
             compute_ns=self.ended_ns - self.started_ns,
+            logprobs={} if chosen is None or chosen.scores is None else chosen.scores.messages(),
+            prompt_logprobs={scored.piece.place: scored.message() for scored in self.prompt_scores},
         )

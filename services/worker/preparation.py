@@ -9,13 +9,17 @@ token of each row. No row's first tokens are late, so whoever gets a row next ne
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 from services.worker.batch import device_column
 from services.worker.inputs import flatten, forward_batch, late_tokens, sampling_columns
+from services.worker.sampling.guidance import GrammarCompiler, Guided
+from services.worker.sampling.logit_rules import logit_rules
+from services.worker.sampling.prompt_scores import PromptPiece
+from services.worker.sampling.sampler import Wishes
 from services.worker.sequences import SequenceTable
 
 if TYPE_CHECKING:
@@ -24,10 +28,12 @@ if TYPE_CHECKING:
 
     from services.worker.batch import ForwardBatch
     from services.worker.inputs import FlatTokens
-    from services.worker.sampler import SamplingColumns
-    from shared.messages import Joined, JoinRequest, StepPlan
+    from services.worker.sampling.drawing import SamplingColumns
+    from services.worker.sampling.guidance import Vocabulary
+    from services.worker.sequences import Batch
+    from shared.messages import Joined, JoinRequest, NewSequence, StepPlan
 
-__all__ = ["LateTokens", "PreparedStep", "StepPreparer"]
+__all__ = ["LateTokens", "PreparedStep", "StepPreparer", "makes_logits", "samples_tokens"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,13 +63,35 @@ class PreparedStep:
     """[S] int64 on the stage's device, the rows that a token is sampled for."""
     sampling: SamplingColumns
     """Of the same S sequences."""
+    wishes: list[tuple[int, Wishes]]
+    """Of those of the S sequences that have any, with their places, rising."""
+    prompt_pieces: list[PromptPiece]
+    """Tokens of prompts to score."""
+
+
+def makes_logits(request: JoinRequest) -> bool:
+    """Return whether a rank makes logits: all those of the last stage, together."""
+    return request.stage == request.num_stages - 1
+
+
+def samples_tokens(request: JoinRequest) -> bool:
+    """Return whether a rank samples. All ranks have the same logits to the last bit, hence the same tokens."""
+    return makes_logits(request) and (request.tp_rank == 0 or request.workers_append_tokens)
 
 
 class StepPreparer:
     """Knows the sequences of one epoch; used by one thread, plan after plan."""
 
-    def __init__(self, request: JoinRequest, joined: Joined, device: torch.device) -> None:
+    def __init__(self, request: JoinRequest, joined: Joined, vocabulary: Vocabulary, device: torch.device) -> None:
         self._device = device
+        self._vocab_size = joined.vocab_size
+        self._makes_logits = makes_logits(request)
+        self._samples = samples_tokens(request)
+        self._grammars = GrammarCompiler(vocabulary)
+        self._wishes: dict[int, Wishes] = {}
+        """By row, of the sequences that have any."""
+        self._scored_prompts: dict[int, tuple[int, int]] = {}
+        """By row: tokens of the prompt, and how many of the most likely ones are told for each."""
         self._table = SequenceTable(
             max_model_len=joined.max_model_len,
             vocab_size=joined.vocab_size,
@@ -78,6 +106,11 @@ class StepPreparer:
         Raises ``ProtocolError`` when the plan does not fit; no plan after it can be prepared then.
         """
         batch = self._table.apply(plan)
+        for row in plan.released_rows:
+            self._wishes.pop(row, None)
+            self._scored_prompts.pop(row, None)
+        for sequence in plan.new_sequences:
+            self._learn(sequence)
         if not batch.rows.size:
             return None
         flat = flatten(batch)
@@ -86,7 +119,42 @@ class StepPreparer:
             late=self._late_tokens(flat),
             sampled_rows=self._column(batch.rows[batch.samples]),
             sampling=sampling_columns(self._table, batch),
+            wishes=self._wishes_of(batch) if self._wishes else [],
+            prompt_pieces=self._prompt_pieces(batch, flat) if self._scored_prompts else [],
         )
+
+    def close(self) -> None:
+        """Let go of what works in the background."""
+        self._grammars.close()
+
+    def _learn(self, sequence: NewSequence) -> None:
+        if self._makes_logits and sequence.num_prompt_logprobs is not None:
+            self._scored_prompts[sequence.row] = (sequence.num_prompt_tokens, sequence.num_prompt_logprobs)
+        if not self._samples:
+            return
+        rules = logit_rules(sequence, self._vocab_size, self._device)
+        if sequence.grammar:
+            output = sequence.token_ids[sequence.num_prompt_tokens :]
+            rules.append(Guided(self._grammars.compile(sequence.grammar, output)))
+        if rules or sequence.sampling.num_logprobs is not None:
+            self._wishes[sequence.row] = Wishes(tuple(rules), sequence.sampling.num_logprobs)
+
+    def _wishes_of(self, batch: Batch) -> list[tuple[int, Wishes]]:
+        rows = batch.rows[batch.samples].tolist()
+        return [(place, self._wishes[row]) for place, row in enumerate(rows) if row in self._wishes]
+
+    def _prompt_pieces(self, batch: Batch, flat: FlatTokens) -> list[PromptPiece]:
+        pieces = []
+        for place, row in enumerate(batch.rows.tolist()):
+            if row not in self._scored_prompts:
+                continue
+            num_prompt_tokens, num_top = self._scored_prompts[row]
+            first = int(batch.num_computed_tokens[place]) + 1
+            end = min(first + int(batch.num_tokens[place]), num_prompt_tokens)
+            if first < end:
+                token_ids = self._column(self._table.token_ids[row, first:end])
+                pieces.append(PromptPiece(place, first, int(flat.query_start[place]), token_ids, num_top))
+        return pieces
 
     def _late_tokens(self, flat: FlatTokens) -> LateTokens | None:
         places = late_tokens(self._table, flat)
@@ -95,5 +163,5 @@ class StepPreparer:
         is_all = places.size == flat.rows.size
         return LateTokens(None if is_all else self._column(places), self._column(flat.rows[places]))
 
-    def _column(self, values: NDArray[np.int64]) -> Tensor:
+    def _column(self, values: NDArray[np.integer[Any]]) -> Tensor:
         return device_column(values, np.int64, self._device)

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 
 from shared.errors import ProtocolError
-from shared.sampling import sampling_fault
+from shared.sampling import MAX_LOGPROBS, sampling_fault
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -144,6 +144,9 @@ class SequenceTable:
         self._check_tokens(what, token_ids)
         if (fault := sampling_fault(sequence.sampling)) is not None:
             raise ProtocolError(f"{what}, row {row}: {fault}")
+        num_logprobs = sequence.num_prompt_logprobs
+        if num_logprobs is not None and not 0 <= num_logprobs <= MAX_LOGPROBS:
+            raise ProtocolError(f"{what}, row {row}: num_prompt_logprobs cannot be {num_logprobs}")
         self._grow_rows(row + 1)
         self._grow_tokens(num_tokens)
         self._is_used[row] = True

@@ -11,7 +11,9 @@ from services.worker.joining import Assembly
 from services.worker.kv_cache import KvCache
 from services.worker.loading import LoadedStage, Place
 from services.worker.rendezvous import ProcessGroups
+from services.worker.sampling.guidance import Vocabulary
 from shared.messages import Joined
+from shared.text.byte_tokenizer import ByteTokenizer
 
 if TYPE_CHECKING:
     from services.worker.loading import RunnableStage
@@ -36,6 +38,7 @@ def assemble(stage: RunnableStage) -> Assembly:
         dtype=torch.float32,
         weights_bytes=0,
         block_bytes=lambda block_size: block_size,
+        vocabulary=Vocabulary(lambda: ByteTokenizer(VOCAB_SIZE), VOCAB_SIZE),
         allocate_kv=lambda num_blocks, block_size: KvCache((), num_blocks, block_size),
     )
     communicator = Communicator(ProcessGroups(), hidden_size=1, dtype=torch.float32, device=_CPU, max_sends=1)

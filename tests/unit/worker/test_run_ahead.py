@@ -58,7 +58,7 @@ def compute(plans: list[StepPlan]) -> list[list[int]]:
     for step in plans:
         executor.submit(step, 0)
     assert executor.run() is None
-    return [outcome.token_ids for outcome in outcomes]
+    return [outcome.result().token_ids for outcome in outcomes]
 
 
 @dataclass

@@ -28,7 +28,7 @@ class Stage:
 
     def compute(self, step: StepPlan) -> None:
         self.observer.step_submitted()
-        outcome = Outcome(step, self.now_ns, self.now_ns + 2 * MS, self.now_ns + 10 * MS, [], [])
+        outcome = Outcome(step, self.now_ns, self.now_ns + 2 * MS, self.now_ns + 10 * MS)
         self.observer.step_ended(outcome, outcome.timing())
         self.now_ns += 10 * MS
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from services.worker.sampler import SamplingColumns, sample, uniforms
+from services.worker.sampling.drawing import SamplingColumns, draw, uniforms
 
 _PROBABILITIES = torch.tensor([0.1, 0.4, 0.2, 0.3])
 
@@ -33,7 +33,7 @@ def _columns(num_rows: int, **values: Any) -> SamplingColumns:
 def _frequencies(probabilities: Tensor, num_rows: int = 20_000, **values: Any) -> Tensor:
     """Return how often each token comes out at so many positions."""
     logits = probabilities.log().expand(num_rows, -1)
-    sampled = sample(logits, _columns(num_rows, **values))
+    sampled = draw(logits, _columns(num_rows, **values))
     assert sampled.valid.all()
     return torch.bincount(sampled.token_ids, minlength=len(probabilities)) / num_rows
 
@@ -77,11 +77,11 @@ def test_each_row_has_its_own_parameters_and_company_changes_nothing() -> None:
         seed=numbers.integers(-(1 << 63), 1 << 63, 40),
         position=numbers.integers(0, 4000, 40),
     )
-    together = sample(logits, columns).token_ids
+    together = draw(logits, columns).token_ids
     for rows in (np.array([i]) for i in range(40)):
-        assert sample(logits[rows], columns.take(rows)).token_ids == together[rows]
+        assert draw(logits[rows], columns.take(rows)).token_ids == together[rows]
     backwards = np.arange(40)[::-1].copy()
-    assert torch.equal(sample(logits[backwards], columns.take(backwards)).token_ids, together.flip(0))
+    assert torch.equal(draw(logits[backwards], columns.take(backwards)).token_ids, together.flip(0))
 
 
 def _slow(logits: np.ndarray[Any, Any], columns: SamplingColumns) -> int:
@@ -117,23 +117,23 @@ def test_agrees_with_the_definition(
     logits = torch.randn(1, vocab_size, generator=torch.Generator().manual_seed(seed)) * 2
     top_k = 0 if top_k >= vocab_size else top_k
     columns = _columns(1, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed, position=seed % 99)
-    assert int(sample(logits, columns).token_ids) == _slow(logits[0].numpy(), columns)
+    assert int(draw(logits, columns).token_ids) == _slow(logits[0].numpy(), columns)
 
 
 def test_equal_logits_rank_by_id() -> None:
     logits = torch.zeros(2000, 1000)
-    kept = sample(logits, _columns(2000, top_k=3)).token_ids
+    kept = draw(logits, _columns(2000, top_k=3)).token_ids
     assert set(kept.tolist()) == {0, 1, 2}
-    nucleus = sample(logits, _columns(2000, top_p=0.5)).token_ids
+    nucleus = draw(logits, _columns(2000, top_p=0.5)).token_ids
     assert int(nucleus.max()) == 499
-    assert sample(logits[:3], _columns(3, temperature=0.0)).token_ids.tolist() == [0, 0, 0]
+    assert draw(logits[:3], _columns(3, temperature=0.0)).token_ids.tolist() == [0, 0, 0]
 
 
 def test_minus_infinity_is_never_drawn() -> None:
     logits = torch.full((500, 600), -torch.inf)
     logits[:, 17], logits[:, 301] = 0.0, -1.0
     for values in ({}, {"top_p": 0.999}, {"top_k": 400}, {"temperature": 100.0}):
-        sampled = sample(logits, _columns(500, **values))
+        sampled = draw(logits, _columns(500, **values))
         assert sampled.valid.all()
         assert set(sampled.token_ids.tolist()) == {17, 301}
 
@@ -143,12 +143,12 @@ def test_minus_infinity_is_never_drawn() -> None:
 def test_a_broken_row_is_reported_and_harms_no_other(values: dict[str, Any], bad: float) -> None:
     logits = torch.randn(4, 300, generator=torch.Generator().manual_seed(1))
     columns = _columns(4, **values)
-    expected = sample(logits, columns).token_ids
+    expected = draw(logits, columns).token_ids
     broken = logits.clone()
     broken[2] = bad
     if bad != -torch.inf:
         broken[2, 1:] = logits[2, 1:]
-    sampled = sample(broken, columns)
+    sampled = draw(broken, columns)
     assert sampled.valid.tolist() == [True, True, False, True]
     assert torch.equal(sampled.token_ids[[0, 1, 3]], expected[[0, 1, 3]])
     assert 0 <= int(sampled.token_ids[2]) < 300
@@ -156,8 +156,8 @@ def test_a_broken_row_is_reported_and_harms_no_other(values: dict[str, Any], bad
 
 def test_half_precision_logits_and_no_rows() -> None:
     logits = torch.tensor([[0.0, 3.0]], dtype=torch.bfloat16)
-    assert sample(logits, _columns(1, temperature=0.0)).token_ids.tolist() == [1]
-    assert sample(torch.empty(0, 5), _columns(0)).token_ids.tolist() == []
+    assert draw(logits, _columns(1, temperature=0.0)).token_ids.tolist() == [1]
+    assert draw(torch.empty(0, 5), _columns(0)).token_ids.tolist() == []
 
 
 def test_uniforms_are_uniform_independent_and_fixed() -> None:

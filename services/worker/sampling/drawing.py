@@ -1,4 +1,4 @@
-"""From logits to tokens: greedy or random, for all sampling rows of an iteration at once.
+"""The draw: one token for each row of logits, greedy or random, for all sampling rows of an iteration at once.
 
 A token is a pure function of its row's logits, its request's parameters, its seed and its position: whatever else is in
 the batch, and after a preemption or a restart, it comes out the same. Filters apply in the order top-k, top-p (of what
@@ -13,12 +13,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import torch
 
+import kernels
+
 if TYPE_CHECKING:
     from torch import Tensor
 
     _Column = np.ndarray[tuple[int], np.dtype[Any]]
 
-__all__ = ["MIN_TEMPERATURE", "Sampled", "SamplingColumns", "sample", "uniforms"]
+__all__ = ["MIN_TEMPERATURE", "Sampled", "SamplingColumns", "draw", "most_probable", "uniforms"]
 
 MIN_TEMPERATURE = 1e-5
 """Temperatures below this are greedy: nothing but the largest logit would have a chance."""
@@ -68,22 +70,23 @@ class Sampled(NamedTuple):
     """[S] bool; false where the logits hold NaN or infinity, or all are minus infinity, and the token means nothing."""
 
 
-def sample(logits: Tensor, columns: SamplingColumns) -> Sampled:
+def draw(logits: Tensor, columns: SamplingColumns) -> Sampled:
     """Return a token for each row of ``logits`` [S, vocab_size], on their device."""
     with torch.inference_mode():
         logits = logits.float()
-        peaks, token_ids = logits.max(dim=-1)
+        token_ids = kernels.argmax(logits)
+        peaks = logits.gather(-1, token_ids.unsqueeze(-1)).squeeze(-1)
         greedy = (columns.temperature < MIN_TEMPERATURE) | (columns.top_k == 1) | (columns.min_p >= 1.0)
         limited = (columns.top_k > 0) & (columns.top_k < logits.shape[-1])
         ordered = limited | (columns.top_p < 1.0)
-        for rows, draw in (
+        for rows, draw_some in (
             (np.flatnonzero(~greedy & ordered), _draw_ordered),
             (np.flatnonzero(~greedy & ~ordered), _draw_unordered),
         ):
             for start in range(0, rows.size, _MAX_ROWS):
                 some = rows[start : start + _MAX_ROWS]
                 index = torch.from_numpy(some).to(logits.device)
-                token_ids[index] = draw(logits[index], peaks[index], columns.take(some))
+                token_ids[index] = draw_some(logits[index], peaks[index], columns.take(some))
         return Sampled(token_ids, torch.isfinite(peaks))
 
 
@@ -93,6 +96,18 @@ def uniforms(seed: _Column, position: _Column) -> np.ndarray[tuple[int], np.dtyp
     bits = _splitmix(stream + np.asarray(position).astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15))
     # 32 bits: few enough that number * sum never rounds up to the sum.
     return (bits >> np.uint64(32)).astype(np.float64) * 2.0**-32
+
+
+def most_probable(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Return the largest logits in falling order and their ids, [S, count]; the smaller id first among equals."""
+    vocab_size = logits.shape[-1]
+    bits = logits.contiguous().view(torch.int32)
+    ordered = bits ^ ((bits >> 31) & 0x7FFFFFFF)  # as integers, in the order of the floats
+    reversed_ids = torch.arange(vocab_size - 1, -1, -1, device=logits.device)
+    keys = (ordered.to(torch.int64) << 32) + reversed_ids
+    top = keys.topk(count, dim=-1).values if count < vocab_size else keys.sort(dim=-1, descending=True).values
+    token_ids = vocab_size - 1 - (top & 0xFFFFFFFF)
+    return logits.gather(-1, token_ids), token_ids
 
 
 def _splitmix(z: np.ndarray[Any, np.dtype[np.uint64]]) -> np.ndarray[Any, np.dtype[np.uint64]]:
@@ -131,7 +146,7 @@ def _draw_of_top(
 ) -> tuple[Tensor, Tensor]:
     """Draw from the ``width`` most probable tokens; return the tokens, and for which rows those were enough."""
     vocab_size = logits.shape[-1]
-    candidates, token_ids = _most_probable(logits, width)
+    candidates, token_ids = most_probable(logits, width)
     weights = _weights(candidates, peaks, columns)
     mass = weights.cumsum(dim=-1, dtype=torch.float64)
     top_k = _on(logits, np.where(columns.top_k > 0, columns.top_k, vocab_size).astype(np.int64)).clamp_(max=vocab_size)
@@ -145,18 +160,6 @@ def _draw_of_top(
     decided = torch.where(limited, top_k <= width, (mass[:, -1:] >= threshold) | (weights[:, -1:] < min_p))
     drawn = _invert(weights.masked_fill_(~keep, 0.0).cumsum(dim=-1, dtype=torch.float64), columns)
     return token_ids.gather(-1, drawn.unsqueeze(-1)).squeeze(-1), decided.squeeze(-1) | (width == vocab_size)
-
-
-def _most_probable(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Return the largest logits in falling order and their ids, [S, count]; the smaller id first among equals."""
-    vocab_size = logits.shape[-1]
-    bits = logits.contiguous().view(torch.int32)
-    ordered = bits ^ ((bits >> 31) & 0x7FFFFFFF)  # as integers, in the order of the floats
-    reversed_ids = torch.arange(vocab_size - 1, -1, -1, device=logits.device)
-    keys = (ordered.to(torch.int64) << 32) + reversed_ids
-    top = keys.topk(count, dim=-1).values if count < vocab_size else keys.sort(dim=-1, descending=True).values
-    token_ids = vocab_size - 1 - (top & 0xFFFFFFFF)
-    return logits.gather(-1, token_ids), token_ids
 
 
 def _weights(logits: Tensor, peaks: Tensor, columns: SamplingColumns) -> Tensor:
