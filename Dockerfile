@@ -12,7 +12,7 @@ COPY pyproject.toml README.md /src/
 COPY kernels /src/kernels
 COPY services /src/services
 COPY shared /src/shared
-RUN pip install /src
+RUN pip install "/src[otel]"
 
 FROM python:3.11-slim
 RUN useradd --uid 10001 --create-home orca && install --directory --owner orca --group orca /var/lib/orca

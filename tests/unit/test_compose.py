@@ -18,13 +18,16 @@ from shared.model.catalogue import catalogue_model
 
 ROOT = Path(__file__).parents[2]
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "compose.yaml").read_text(encoding="utf-8"))
-SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
+ALL: dict[str, dict[str, Any]] = COMPOSE["services"]
+SERVICES = {name: service for name, service in ALL.items() if service["image"] == "orca-mesh"}
+OBSERVERS = {name: service for name, service in ALL.items() if name not in SERVICES}
 LONG_RUNNING = sorted(set(SERVICES) - {"models"})
+DEPLOY = ROOT / "deploy"
 
 TOP_LEVEL_KEYS = {"name", "services", "volumes"}
 SERVICE_KEYS = {
-    *("build", "cap_drop", "command", "depends_on", "healthcheck", "image", "init", "ports", "restart"),
-    *("security_opt", "stop_grace_period", "volumes"),
+    *("build", "cap_drop", "command", "depends_on", "environment", "healthcheck", "image", "init", "ports"),
+    *("profiles", "restart", "security_opt", "stop_grace_period", "volumes"),
 }
 HEALTHCHECK_KEYS = {"test", "interval", "timeout", "retries", "start_period"}
 CONDITIONS = {"service_started", "service_healthy", "service_completed_successfully"}
@@ -55,11 +58,12 @@ def seconds(duration: str) -> int:
 
 def test_only_keys_of_the_specification() -> None:
     assert {key for key in COMPOSE if not key.startswith("x-")} == TOP_LEVEL_KEYS
-    for service in SERVICES.values():
+    for service in ALL.values():
         assert set(service) <= SERVICE_KEYS
         assert set(service.get("healthcheck", {})) <= HEALTHCHECK_KEYS
         assert service["restart"] in {"no", "always", "on-failure", "unless-stopped"}
-        assert all(isinstance(argument, str) for argument in service["command"]), "numbers need quotes"
+        assert all(isinstance(argument, str) for argument in service.get("command", ())), "numbers need quotes"
+        assert all(isinstance(value, str) for value in service.get("environment", {}).values()), "and so do booleans"
 
 
 def test_the_mesh_is_whole() -> None:
@@ -105,14 +109,14 @@ def test_services_have_time_to_drain(service: str) -> None:
     assert seconds(SERVICES[service]["stop_grace_period"]) > options_of(service)["grace"]
 
 
-@pytest.mark.parametrize("service", sorted(SERVICES))
+@pytest.mark.parametrize("service", sorted(ALL))
 def test_dependencies_exist_and_can_be_met(service: str) -> None:
-    for name, dependency in SERVICES[service].get("depends_on", {}).items():
+    for name, dependency in ALL[service].get("depends_on", {}).items():
         assert dependency["condition"] in CONDITIONS
-        one_shot = SERVICES[name]["restart"] == "no"
+        one_shot = ALL[name]["restart"] == "no"
         assert (dependency["condition"] == "service_completed_successfully") == one_shot
         if dependency["condition"] == "service_healthy":
-            assert "healthcheck" in SERVICES[name]
+            assert "healthcheck" in ALL[name]
 
 
 def test_who_reads_the_model_waits_for_it() -> None:
@@ -120,7 +124,8 @@ def test_who_reads_the_model_waits_for_it() -> None:
     for name in ("gateway", *workers()):
         assert SERVICES[name]["volumes"] == ["models:/var/lib/orca:ro"]
         assert "models" in SERVICES[name]["depends_on"]
-    assert set(COMPOSE["volumes"]) == {"models"}
+    mounted = {volume.split(":")[0] for service in ALL.values() for volume in service.get("volumes", ())}
+    assert set(COMPOSE["volumes"]) == {name for name in mounted if not name.startswith("./")}
 
 
 def test_only_the_gateway_is_published_and_only_here() -> None:
@@ -131,10 +136,64 @@ def test_only_the_gateway_is_published_and_only_here() -> None:
     assert http == ["127.0.0.1", "8000", options["http_port"]]
 
 
-@pytest.mark.parametrize("service", sorted(SERVICES))
+def test_what_is_published_is_published_only_here() -> None:
+    for service in OBSERVERS.values():
+        (published,) = service["ports"]
+        host, outside, inside = published.split(":")
+        assert (host, outside) == ("127.0.0.1", inside)
+
+
+def test_observers_are_there_on_request_only() -> None:
+    assert set(OBSERVERS) == {"prometheus", "grafana"}
+    for service in OBSERVERS.values():
+        assert service["profiles"] == ["observability"]
+        assert re.fullmatch(r"[\w./-]+:v?\d+\.\d+\.\d+", service["image"]), "a version, not what is latest"
+        assert service["healthcheck"]["test"][0] == "CMD"
+    assert not any("profiles" in service for service in SERVICES.values())
+
+
+def test_what_is_mounted_is_there() -> None:
+    for service in OBSERVERS.values():
+        for volume in service["volumes"]:
+            if volume.startswith("./"):
+                source, _, mode = volume.split(":")
+                assert (ROOT / source).is_dir()
+                assert mode == "ro"
+
+
+def test_prometheus_scrapes_every_process() -> None:
+    config = yaml.safe_load((DEPLOY / "prometheus" / "prometheus.yml").read_text(encoding="utf-8"))
+    targets = {
+        target for job in config["scrape_configs"] for group in job["static_configs"] for target in group["targets"]
+    }
+    serving = {f"{name}:{SERVICES[name]['environment']['ORCA_METRICS_PORT']}" for name in LONG_RUNNING}
+    assert targets == serving
+    assert all(SERVICES[name]["environment"]["ORCA_METRICS_HOST"] == "0.0.0.0" for name in LONG_RUNNING)
+
+
+def test_what_the_environment_sets_are_options() -> None:
+    for name in LONG_RUNNING:
+        command: Any = typer.main.get_command(app)
+        known = {parameter.envvar for parameter in command.commands[SERVICES[name]["command"][0]].params}
+        assert set(SERVICES[name]["environment"]) <= known
+
+
+def test_grafana_finds_its_data_and_its_dashboard() -> None:
+    provisioning = DEPLOY / "grafana" / "provisioning"
+    (source,) = yaml.safe_load((provisioning / "datasources" / "prometheus.yaml").read_text())["datasources"]
+    assert source["url"] == "http://prometheus:9090"
+    (provider,) = yaml.safe_load((provisioning / "dashboards" / "orca.yaml").read_text())["providers"]
+    mounts = dict(volume.split(":")[:2] for volume in OBSERVERS["grafana"]["volumes"])
+    assert provider["options"]["path"] == mounts["./deploy/grafana/dashboards"]
+    assert OBSERVERS["grafana"]["environment"]["GF_DASHBOARDS_DEFAULT_HOME_DASHBOARD_PATH"] == (
+        f"{provider['options']['path']}/orca.json"
+    )
+
+
+@pytest.mark.parametrize("service", sorted(ALL))
 def test_containers_have_no_rights_they_do_not_need(service: str) -> None:
-    assert SERVICES[service]["cap_drop"] == ["ALL"]
-    assert SERVICES[service]["security_opt"] == ["no-new-privileges:true"]
+    assert ALL[service]["cap_drop"] == ["ALL"]
+    assert ALL[service]["security_opt"] == ["no-new-privileges:true"]
 
 
 def test_the_image_runs_the_command_as_nobody_special() -> None:
