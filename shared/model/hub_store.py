@@ -23,6 +23,7 @@ _NEEDED_FILES = [
     "tokenizer_config.json",
     "chat_template.json",
     "chat_template.jinja",
+    "additional_chat_templates/*.jinja",
 ]
 
 

@@ -7,12 +7,13 @@ from 258 on shows as one lower-case letter: each token can be seen in the output
 from __future__ import annotations
 
 import re
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from shared.errors import InvalidRequestError, ModelError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
 __all__ = ["ByteTokenizer"]
 
@@ -32,8 +33,8 @@ class ByteTokenizer:
     bos_token = "<|bos|>"  # noqa: S105 - a token of text
     eos_token = "<|eos|>"  # noqa: S105 - a token of text
     eos_token_ids = frozenset({_EOS_ID})
-    special_token_ids = frozenset({_EOS_ID, _BOS_ID})
-    chat_template = _CHAT_TEMPLATE
+    special_tokens: Mapping[int, str] = MappingProxyType({token_id: text for text, token_id in _SPECIAL_TOKENS.items()})
+    chat_templates: Mapping[str, str] = MappingProxyType({"default": _CHAT_TEMPLATE})
     strips_leading_space = False
 
     def __init__(self, vocab_size: int) -> None:
@@ -60,6 +61,6 @@ class ByteTokenizer:
         """The byte, nothing for the two special tokens, a letter for all other ids."""
         if 0 <= token_id < 256:
             return bytes([token_id])
-        if token_id in self.special_token_ids or not 0 <= token_id < self.vocab_size:
+        if token_id in self.special_tokens or not 0 <= token_id < self.vocab_size:
             return b""
         return bytes([ord("a") + token_id % 26])

@@ -150,8 +150,16 @@ def _special_tokens(header: GgufHeader, tokens: list[str]) -> SpecialTokens:
         bos_token=None if bos_id is None else tokens[bos_id],
         eos_token=None if eos_id is None else tokens[eos_id],
         eos_token_ids=frozenset(end_ids),
-        chat_template=header.get("tokenizer.chat_template", str, "") or None,
+        chat_templates=_chat_templates(header),
     )
+
+
+def _chat_templates(header: GgufHeader) -> dict[str, str]:
+    """The template, and more by name where the file lists names (``tokenizer.chat_template.<name>``)."""
+    key = "tokenizer.chat_template"
+    templates = {name: header.get(f"{key}.{name}", str, "") for name in _list(header, f"{key}s", str)}
+    templates["default"] = header.get(key, str, "")
+    return {name: template for name, template in templates.items() if template}
 
 
 def _add_special_tokens(backend: tokenizers.Tokenizer, header: GgufHeader, tokens: list[str]) -> None:

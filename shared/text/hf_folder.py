@@ -56,7 +56,7 @@ def load_hf_tokenizer(folder: Path) -> SubwordTokenizer:
         bos_token=bos_token,
         eos_token=eos_token,
         eos_token_ids=_end_ids(folder, backend, eos_token),
-        chat_template=_chat_template(folder, config),
+        chat_templates=_chat_templates(folder, config),
     )
     steps = _decoder_steps(decoder)
     if "ByteLevel" in steps:
@@ -86,14 +86,18 @@ def _end_ids(folder: Path, backend: tokenizers.Tokenizer, eos_token: str | None)
     return frozenset(token_id for token_id in ids if isinstance(token_id, int) and token_id >= 0)
 
 
-def _chat_template(folder: Path, config: _Json) -> str | None:
-    if (folder / "chat_template.jinja").is_file():
-        return _read(folder / "chat_template.jinja", _MAX_CONFIG_BYTES)
+def _chat_templates(folder: Path, config: _Json) -> dict[str, str]:
+    """By name; a file of its own comes before what the configurations say, as in transformers."""
     template = _read_json(folder / "chat_template.json").get("chat_template") or config.get("chat_template")
     if isinstance(template, list):  # several by name
         named = {item.get("name"): item.get("template") for item in template if isinstance(item, dict)}
-        template = named.get("default")
-    return template if isinstance(template, str) else None
+    else:
+        named = {"default": template}
+    if (folder / "chat_template.jinja").is_file():
+        named = {"default": _read(folder / "chat_template.jinja", _MAX_CONFIG_BYTES)}
+    for path in sorted((folder / "additional_chat_templates").glob("*.jinja")):
+        named[path.stem] = _read(path, _MAX_CONFIG_BYTES)
+    return {name: text for name, text in named.items() if isinstance(name, str) and isinstance(text, str) and text}
 
 
 def _decoder_steps(decoder: Any) -> list[str]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from shared.errors import InvalidRequestError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     import tokenizers
 
@@ -26,7 +26,8 @@ class SpecialTokens:
     bos_token: str | None
     eos_token: str | None
     eos_token_ids: frozenset[int]
-    chat_template: str | None
+    chat_templates: Mapping[str, str]
+    """By name."""
 
 
 class SubwordTokenizer:
@@ -49,15 +50,15 @@ class SubwordTokenizer:
         self.bos_token = special.bos_token
         self.eos_token = special.eos_token
         self.eos_token_ids = special.eos_token_ids
-        self.chat_template = special.chat_template
+        self.chat_templates = special.chat_templates
         self.strips_leading_space = strips_leading_space
         added = backend.get_added_tokens_decoder()
-        self.special_token_ids = frozenset(token_id for token_id, token in added.items() if token.special)
+        self.special_tokens = {token_id: token.content for token_id, token in added.items() if token.special}
         self.vocab_size = max(backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1
         self._backend = backend
         self._encode_lock = threading.Lock()
         self._spelling = spelling
-        self._bytes_of: dict[int, bytes] = dict.fromkeys(self.special_token_ids, b"")
+        self._bytes_of: dict[int, bytes] = dict.fromkeys(self.special_tokens, b"")
 
     def encode(self, text: str, *, add_special_tokens: bool = True, parse_special: bool = True) -> list[int]:
         """Token ids of ``text``; see the protocol."""

@@ -14,7 +14,7 @@ from shared.text.gguf_vocabulary import load_gguf_tokenizer
 from shared.text.hf_folder import load_hf_tokenizer
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from shared.text.gguf_vocabulary import TextRules
 
@@ -41,12 +41,12 @@ class Tokenizer(Protocol):
         """All ids that end a generation."""
 
     @property
-    def special_token_ids(self) -> frozenset[int]:
-        """Ids that add nothing to the text."""
+    def special_tokens(self) -> Mapping[int, str]:
+        """Ids that add nothing to the text, and how templates spell them."""
 
     @property
-    def chat_template(self) -> str | None:
-        """The model's Jinja template, if it came with one."""
+    def chat_templates(self) -> Mapping[str, str]:
+        """The Jinja templates that the model came with, by name: "default" and, with some models, "tool_use"."""
 
     @property
     def strips_leading_space(self) -> bool:

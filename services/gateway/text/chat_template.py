@@ -1,11 +1,7 @@
-"""A conversation as the one text that a chat model was trained on: the model's own Jinja template.
+"""A conversation as the one text that a chat model was trained on: the model's own template, filled in.
 
-Knows how transformers sets Jinja up (`transformers.utils.chat_template_utils`): the same template and messages give the
-same text. Does not know tokens, nor the shape of any API.
-
-Templates come with models, so they run in Jinja's sandbox: they see no attribute that begins with an underscore, change
-nothing of the caller's, and ranges and the length of the result are bounded. A malicious one can still waste time and
-memory: a template is taken from whoever runs the gateway, never from a request.
+Knows what transformers' ``apply_chat_template`` hands to a template: the same messages and tools give the same text.
+Does not know tokens, the shape of any API, nor how templates are run (`template_sandbox`).
 """
 
 from __future__ import annotations
@@ -14,210 +10,120 @@ import json
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-import jinja2
-from jinja2 import nodes
-from jinja2.ext import Extension, loopcontrols
-from jinja2.sandbox import ImmutableSandboxedEnvironment
-
-from shared.errors import InvalidRequestError, ModelError
+from services.gateway.text.template_sandbox import SandboxedTemplate
+from shared.errors import InvalidRequestError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from jinja2.parser import Parser
+    from shared.generation import ChatMessage, ToolCall
 
 __all__ = ["MAX_PROMPT_CHARACTERS", "ChatTemplate"]
 
 MAX_PROMPT_CHARACTERS = 1 << 24
 """Longest text that a template may give; far above any context length."""
 
-_MAX_TEMPLATE_CHARACTERS = 1 << 20
-_MAX_RANGE = 10_000
 _FINAL_MESSAGE_TAG = "CONTINUE_FINAL_MESSAGE_TAG "
 """transformers' mark for the end of the message to continue; the space at its end shows whether a template trims."""
 
 
 class ChatTemplate:
-    """One model's template, compiled once.
+    """One template, compiled once; it may be rendered in several threads at once.
 
     Args:
-        template: the Jinja text, None for a model that came without one.
+        text: the Jinja text.
         bos_token: what ``bos_token`` is in the template; None leaves it undefined.
         eos_token: the same for ``eos_token``.
         now: the local time, for templates that state the date.
         max_characters: longest text that `render` may give.
+        max_cpu_s: processor time that `render` may take, seconds.
 
     Raises:
-        ModelError: the template is no valid Jinja.
+        ModelError: the text is no valid Jinja.
     """
 
     def __init__(
         self,
-        template: str | None,
+        text: str,
         *,
         bos_token: str | None = None,
         eos_token: str | None = None,
         now: Callable[[], datetime] = lambda: datetime.now().astimezone(),
         max_characters: int = MAX_PROMPT_CHARACTERS,
+        max_cpu_s: float = 2.0,
     ) -> None:
         special = {"bos_token": bos_token, "eos_token": eos_token}
         self._special_tokens = {name: token for name, token in special.items() if token is not None}
-        self._max_characters = max_characters
-        self._template = None if template is None else _compile(template, now)
+        self._template = SandboxedTemplate(text, now=now, max_characters=max_characters, max_cpu_s=max_cpu_s)
+        self.text = text
+
+    @property
+    def knows_tools(self) -> bool:
+        """Whether it shows the model the tools that it may call."""
+        return "tools" in self._template.variables
 
     def render(
         self,
-        messages: Sequence[Mapping[str, Any]],
+        messages: Sequence[ChatMessage],
         *,
-        add_generation_prompt: bool,
-        tools: Sequence[Mapping[str, Any]] | None = None,
+        tools: Sequence[Mapping[str, Any]] = (),
         continue_final_message: bool = False,
     ) -> str:
-        """The prompt for ``messages``, to be encoded without adding special tokens.
+        """The prompt for ``messages``, special tokens included: encode it with `prompts.encode_conversation`.
 
-        Args:
-            messages: each a mapping with ``role`` and ``content`` (a text, None, or a list of text parts, which are
-                joined by line feeds); other keys reach the template as they are, except that a tool call's arguments,
-                JSON in a string, are parsed.
-            add_generation_prompt: end with the beginning of an assistant's message.
-            tools: descriptions of functions that the model may call.
-            continue_final_message: end inside the last message instead, for the model to go on with it.
+        It ends with the beginning of an assistant's message or, with ``continue_final_message``, inside the last one,
+        which must be the assistant's, for the model to go on with it.
+
+        ``tools`` are what the model may call (`services.gateway.tools.describe_tools`); a call's arguments reach the
+        template as an object where they are the text of one.
 
         Raises:
-            InvalidRequestError: there is no template, or it cannot or will not render these messages.
+            InvalidRequestError: the template cannot or will not render these messages.
         """
-        if self._template is None:
-            raise InvalidRequestError(
-                "this model has no chat template: send a plain prompt (Generate, or /v1/completions), or start the "
-                "gateway with a template"
-            )
         if not messages:
             raise InvalidRequestError("messages is empty: send at least one message")
-        if continue_final_message and add_generation_prompt:
-            raise InvalidRequestError("add_generation_prompt and continue_final_message exclude each other: choose one")
-        conversation = [_normalised(message, index) for index, message in enumerate(messages)]
-        final = str(conversation[-1]["content"])
+        conversation = [_as_mapping(message) for message in messages]
+        final = messages[-1].content
         if continue_final_message:
+            if messages[-1].role != "assistant":
+                raise InvalidRequestError(
+                    f"continue_final_message: the last message is of role {messages[-1].role!r}; it must be the "
+                    "'assistant's, whose text the output goes on with"
+                )
             conversation[-1]["content"] = final + _FINAL_MESSAGE_TAG
         prompt = self._run(
             messages=conversation,
-            tools=list(tools) if tools else None,
+            tools=list(tools) or None,
             documents=None,
-            add_generation_prompt=add_generation_prompt,
+            add_generation_prompt=not continue_final_message,
         )
         return _cut_after(prompt, final) if continue_final_message else prompt
 
     def _run(self, **variables: object) -> str:
-        assert self._template is not None
-        pieces: list[str] = []
-        length = 0
         try:
-            for piece in self._template.generate(self._special_tokens | variables):
-                length += len(piece)
-                if length > self._max_characters:
-                    break
-                pieces.append(piece)
+            return self._template.render(self._special_tokens | variables)
         except Exception as error:  # a template is a program: it may raise anything
             raise InvalidRequestError(f"the model's chat template cannot render these messages: {error}") from error
-        if length > self._max_characters:
-            raise InvalidRequestError(f"the chat template gives more than {self._max_characters} characters: send less")
-        return "".join(pieces)
 
 
-def _compile(template: str, now: Callable[[], datetime]) -> jinja2.Template:
-    if len(template) > _MAX_TEMPLATE_CHARACTERS:
-        raise ModelError(
-            f"the chat template is longer than {_MAX_TEMPLATE_CHARACTERS} characters: check the model's files"
-        )
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, loopcontrols]
-    )
-    environment.filters["tojson"] = _to_json
-    environment.globals["range"] = _bounded_range
-    environment.globals["raise_exception"] = _raise_exception
-    environment.globals["strftime_now"] = lambda layout: now().strftime(layout)
+def _as_mapping(message: ChatMessage) -> dict[str, Any]:
+    """A message as templates read it: a key that says nothing is absent, but for the content."""
+    mapping: dict[str, Any] = {"role": message.role, "content": message.content}
+    if message.tool_calls:
+        mapping["tool_calls"] = [_call_as_mapping(call) for call in message.tool_calls]
+    if message.tool_call_id:
+        mapping["tool_call_id"] = message.tool_call_id
+    if message.name:
+        mapping["name"] = message.name
+    return mapping
+
+
+def _call_as_mapping(call: ToolCall) -> dict[str, Any]:
     try:
-        return environment.from_string(template)
-    except jinja2.TemplateSyntaxError as error:
-        raise ModelError(f"line {error.lineno} of the chat template is no valid Jinja: {error.message}") from error
-    except (RecursionError, MemoryError, SyntaxError) as error:  # from compiling what Jinja made of it
-        raise ModelError(f"the chat template cannot be compiled: {error}") from error
-
-
-class _GenerationTag(Extension):
-    """``{% generation %}`` marks the assistant's part for training; for serving it is its content."""
-
-    tags = {"generation"}  # noqa: RUF012 - as Jinja declares it
-
-    def parse(self, parser: Parser) -> nodes.Node:
-        line = next(parser.stream).lineno
-        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-        return nodes.Scope(body, lineno=line)
-
-
-def _to_json(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    """JSON as transformers writes it: Jinja's own filter escapes HTML."""
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-
-
-def _bounded_range(*arguments: int) -> range:
-    numbers = range(*arguments)
-    if len(numbers) > _MAX_RANGE:
-        raise jinja2.TemplateRuntimeError(f"range() of more than {_MAX_RANGE} numbers")
-    return numbers
-
-
-def _raise_exception(message: str) -> None:
-    raise jinja2.TemplateError(message)
-
-
-def _normalised(message: Mapping[str, Any], index: int) -> dict[str, Any]:
-    """A copy in which ``role`` and ``content`` are texts and nothing is None."""
-    role = message.get("role")
-    if not isinstance(role, str) or not role:
-        raise InvalidRequestError(f"messages[{index}].role is missing: say who speaks, for example 'user'")
-    normalised = {key: value for key, value in message.items() if value is not None}
-    normalised["content"] = _text(message.get("content"), index)
-    if isinstance(calls := normalised.get("tool_calls"), list):
-        normalised["tool_calls"] = [_with_parsed_arguments(call) for call in calls]
-    return normalised
-
-
-def _text(content: Any, index: int) -> str:
-    if content is None:
-        return ""
-    if isinstance(content, str):
-        return content
-    if not isinstance(content, list):
-        raise InvalidRequestError(f"messages[{index}].content is neither a text nor a list of parts")
-    texts = []
-    for part in content:
-        text = part.get("text") if isinstance(part, dict) and part.get("type") == "text" else None
-        if not isinstance(text, str):
-            raise InvalidRequestError(
-                f"messages[{index}].content has a part that is no text: this model reads text only"
-            )
-        texts.append(text)
-    return "\n".join(texts)
-
-
-def _with_parsed_arguments(call: Any) -> Any:
-    """A tool call whose arguments are an object: APIs send them as JSON in a string, templates write them as JSON."""
-    function = call.get("function") if isinstance(call, dict) else None
-    arguments = function.get("arguments") if isinstance(function, dict) else None
-    if not isinstance(function, dict) or not isinstance(arguments, str):
-        return call
-    try:
-        parsed = json.loads(arguments)
-    except (ValueError, RecursionError):
-        return call
-    return {**call, "function": {**function, "arguments": parsed}}
+        arguments = json.loads(call.arguments or "{}")
+    except (ValueError, RecursionError):  # what a model wrote and nobody could read: the model may see it again
+        arguments = call.arguments
+    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": arguments}}
 
 
 def _cut_after(prompt: str, final: str) -> str:

@@ -122,7 +122,7 @@ def test_byte_level_ids_are_those_of_transformers(tmp_path: Path, pre: str, ends
     for text in TEXTS:
         for add in (True, False):
             assert ours.encode(text, add_special_tokens=add) == reference.encode(text, add_special_tokens=add), text
-    assert ours.special_token_ids == {0, 1}
+    assert ours.special_tokens == {0: "<|endoftext|>", 1: "<|end|>"}
     assert ours.decode(ours.encode("<think>x<|end|>")) == "<think>x"
 
 
@@ -166,9 +166,19 @@ def sentencepiece(tmp_path_factory: pytest.TempPathFactory) -> OurTokenizer:
 
 def test_every_id_that_ends_a_turn_is_known(tmp_path: Path) -> None:
     fields = _byte_level_fields("qwen2", eot_token_id=5, eom_token_id=6)
-    tokenizer = _load(_write(tmp_path / "m.gguf", fields | {"tokenizer.chat_template": "{{ messages }}"}))
-    assert tokenizer.eos_token_ids == {1, 5, 6}
-    assert tokenizer.chat_template == "{{ messages }}"
+    assert _load(_write(tmp_path / "m.gguf", fields)).eos_token_ids == {1, 5, 6}
+
+
+def test_chat_templates_may_have_names(tmp_path: Path) -> None:
+    fields = _byte_level_fields("qwen2")
+    assert _load(_write(tmp_path / "none.gguf", fields)).chat_templates == {}
+    fields["tokenizer.chat_template"] = "{{ messages }}"
+    assert _load(_write(tmp_path / "one.gguf", fields)).chat_templates == {"default": "{{ messages }}"}
+    fields |= {"tokenizer.chat_templates": ["tool_use", "rag"], "tokenizer.chat_template.tool_use": "T"}
+    assert _load(_write(tmp_path / "more.gguf", fields)).chat_templates == {
+        "default": "{{ messages }}",
+        "tool_use": "T",
+    }
 
 
 @pytest.mark.parametrize(

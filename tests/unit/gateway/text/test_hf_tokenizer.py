@@ -79,7 +79,7 @@ def test_the_ids_are_those_of_transformers(tmp_path: Path, config: dict[str, Any
             assert ours.encode(text, add_special_tokens=add) == expected, (text, add)
             assert ours.decode(expected) == reference.decode(expected, skip_special_tokens=True)
     known = {token_id for token_id in reference.all_special_ids if token_id < ours.vocab_size}
-    assert ours.special_token_ids == known | {2}
+    assert set(ours.special_tokens) == known | {2}
 
 
 def test_sentencepiece_style_folder(tmp_path: Path) -> None:
@@ -100,7 +100,7 @@ def test_sentencepiece_style_folder(tmp_path: Path) -> None:
         assert token_ids == backend.encode(text).ids
         assert ours.decode(token_ids) == backend.decode(token_ids) == text
     assert ours.eos_token_ids == frozenset()
-    assert ours.chat_template is None
+    assert ours.chat_templates == {}
 
 
 def test_all_ids_that_any_file_calls_the_end_end_a_generation(tmp_path: Path) -> None:
@@ -110,14 +110,17 @@ def test_all_ids_that_any_file_calls_the_end_end_a_generation(tmp_path: Path) ->
     assert _load(folder).eos_token_ids == {1, 7, 8, 9}
 
 
-def test_the_chat_template_may_lie_in_four_places(tmp_path: Path) -> None:
-    named = [{"name": "rag", "template": "R"}, {"name": "default", "template": "D"}]
-    assert _load(_byte_level(tmp_path, chat_template="C")).chat_template == "C"
-    assert _load(_byte_level(tmp_path, chat_template=named)).chat_template == "D"
+def test_chat_templates_may_lie_in_five_places(tmp_path: Path) -> None:
+    named = [{"name": "tool_use", "template": "T"}, {"name": "default", "template": "D"}, {"name": "bad"}, 5]
+    assert _load(_byte_level(tmp_path, chat_template="C")).chat_templates == {"default": "C"}
+    assert _load(_byte_level(tmp_path, chat_template=named)).chat_templates == {"tool_use": "T", "default": "D"}
     _write_json(tmp_path / "chat_template.json", {"chat_template": "J"})
-    assert _load(tmp_path).chat_template == "J"
+    assert _load(tmp_path).chat_templates == {"default": "J"}
     (tmp_path / "chat_template.jinja").write_text("X\n")
-    assert _load(tmp_path).chat_template == "X\n"
+    assert _load(tmp_path).chat_templates == {"default": "X\n"}
+    (tmp_path / "additional_chat_templates").mkdir()
+    (tmp_path / "additional_chat_templates" / "tool_use.jinja").write_text("U")
+    assert _load(tmp_path).chat_templates == {"default": "X\n", "tool_use": "U"} == _reference(tmp_path).chat_template
 
 
 @pytest.mark.parametrize(

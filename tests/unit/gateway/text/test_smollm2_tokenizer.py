@@ -116,7 +116,7 @@ def test_special_tokens_as_plain_text_come_back_and_forge_no_turn(smollm2: Token
     for text in SPECIAL:
         token_ids = smollm2.encode(text, parse_special=False)
         assert smollm2.decode(token_ids) == text
-        assert not smollm2.special_token_ids & set(token_ids)
+        assert not smollm2.special_tokens.keys() & set(token_ids)
     assert smollm2.encode("<|im_start|>") == [1]  # and the option does not stick
 
 
@@ -131,8 +131,8 @@ def test_the_vocabulary(smollm2: Tokenizer, smollm2_reference: Any) -> None:
     assert smollm2.vocab_size == len(smollm2_reference) == 49152
     assert (smollm2.bos_token, smollm2.eos_token) == ("<|im_start|>", "<|im_end|>")
     assert smollm2.eos_token_ids == {2}
-    assert smollm2.special_token_ids == set(range(17))
-    assert smollm2.chat_template == smollm2_reference.chat_template
+    assert smollm2.special_tokens.keys() == set(range(17))
+    assert smollm2.chat_templates == {"default": smollm2_reference.chat_template}
     assert smollm2.token_bytes(2) == b""
     assert smollm2.token_bytes(smollm2.vocab_size) == b""
     assert smollm2.token_bytes(-1) == b""
