@@ -264,7 +264,7 @@ class AnswerView {
   }
 
   render() {
-    renderMarkdown(this.body, this.text);
+    renderMarkdown(this.body, this.text.trimStart());
     this.meta.textContent = this.said();
   }
 

@@ -155,10 +155,9 @@ export class Mesh {
   showFacts({ engine: { status }, gateway_id }) {
     const { info } = status;
     const facts = info && [
-      info.model,
+      `${plural(info.num_stages, "stage")} × ${plural(info.tp_size, "rank")}`,
       info.dtype,
       `context ${count.format(info.max_model_len)}`,
-      `${info.num_stages} × ${info.tp_size} stages × ranks`,
     ];
     say("mesh-facts", facts ? facts.join(" · ") : "");
     say("chat-model", info ? info.model : "");
@@ -177,7 +176,7 @@ export class Mesh {
     say("step-rate", engine.steps_per_s === null ? "" : `${rate(engine.steps_per_s)} / s`);
     const { status } = engine;
     say("batch-size", status.num_steps ? count.format(status.last_batch_size) : "–");
-    say("batch-tokens", status.num_steps ? `requests, ${count.format(status.last_batch_tokens)} tokens` : "");
+    say("batch-tokens", status.num_steps ? `${status.last_batch_size === 1 ? "request" : "requests"} · ${plural(status.last_batch_tokens, "token")}` : "");
   }
 
   showCache(status) {
@@ -222,9 +221,9 @@ export class Mesh {
   }
 
   drawLines() {
-    drawLine(byId("output-line"), this.history.output, HISTORY);
-    drawLine(byId("prefill-line"), this.history.prefill, HISTORY);
-    drawLine(byId("queue-line"), this.history.queue, HISTORY);
+    drawLine(byId("output-line"), this.history.output);
+    drawLine(byId("prefill-line"), this.history.prefill);
+    drawLine(byId("queue-line"), this.history.queue);
     this.timeline.animate();
   }
 }
@@ -238,6 +237,10 @@ function workerRow() {
 function rate(value) {
   if (value === null || value === undefined) return "–";
   return value > 0 && value < 10 ? value.toFixed(1) : count.format(Math.round(value));
+}
+
+function plural(number, word) {
+  return `${number} ${word}${number === 1 ? "" : "s"}`;
 }
 
 function sentence(text) {

@@ -8,6 +8,7 @@ const COMFORTABLE_PX = 6; // of an iteration; the automatic window looks for tha
 const LANE = { height: 34, gap: 10, label: 18 };
 const BATCH = { height: 36, label: 18 };
 const AXIS = 20;
+const FEWEST = 40; // values that a small line has room for, however few there are
 
 export class Timeline {
   constructor(canvas, tip) {
@@ -216,7 +217,7 @@ function drawBatches(context, steps, x, y, width, colour) {
   context.textAlign = "right";
   context.fillText(`up to ${most}`, width, y + 11);
   const bottom = y + BATCH.label + BATCH.height;
-  context.fillStyle = colour("--batch");
+  const columns = new Path2D(); // filled at once, so that neighbours have no seam
   for (let at = steps.length - 1; at >= 0; at -= 1) {
     const step = steps[at];
     const left = x(step.started);
@@ -226,8 +227,10 @@ function drawBatches(context, steps, x, y, width, colour) {
     const right = next && pause < 5 + (step.ended - step.started) / 2 ? x(next.started) : x(step.ended);
     if (right < 0) break;
     const height = (step.sequences / most) * BATCH.height;
-    context.fillRect(left, bottom - height, Math.max(0.6, right - left), height);
+    columns.rect(left, bottom - height, Math.max(0.6, right - left), height);
   }
+  context.fillStyle = colour("--batch");
+  context.fill(columns);
   context.fillStyle = colour("--line");
   context.fillRect(0, bottom, width, 1);
 }
@@ -244,13 +247,14 @@ function drawAxis(context, spanMs, width, y, colour, frozen) {
 }
 
 // A line that shows how a number went; `values` may have gaps (null).
-export function drawLine(canvas, values, capacity) {
+export function drawLine(canvas, values) {
   const { clientWidth: width, clientHeight: height } = canvas;
   if (!width || !height) return;
   const context = fitted(canvas, width, height);
   const style = getComputedStyle(canvas);
   const most = Math.max(1, ...values.map((value) => value ?? 0));
-  const x = (at) => width - ((values.length - 1 - at) / (capacity - 1)) * width;
+  const numShown = Math.max(FEWEST, values.length);
+  const x = (at) => width - ((values.length - 1 - at) / (numShown - 1)) * width;
   const y = (value) => height - 1 - (value / most) * (height - 3);
   const path = new Path2D();
   let begun = false;
