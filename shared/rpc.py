@@ -21,6 +21,7 @@ from shared.failure_details import failure_metadata, retry_after_s
 from shared.log import get_logger
 from shared.status import StatusCode
 from shared.tls import is_loopback
+from shared.tracing import TRACEPARENT_KEY, bind_traceparent
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
@@ -116,8 +117,12 @@ def bound_address(host: str, port: int) -> str:
 
 def request_id_of(context: aio.ServicerContext[Any, Any]) -> str | None:
     """Request id that the caller put into the metadata, or None."""
+    return _metadata(context, REQUEST_ID_KEY)
+
+
+def _metadata(context: aio.ServicerContext[Any, Any], wanted: str) -> str | None:
     for key, value in context.invocation_metadata() or ():
-        if key == REQUEST_ID_KEY:
+        if key == wanted:
             return value if isinstance(value, str) else value.decode("ascii", "replace")
     return None
 
@@ -206,7 +211,7 @@ async def mapped_errors(context: aio.ServicerContext[Any, Any], method: str) -> 
 
 
 class _ErrorInterceptor(aio.ServerInterceptor):
-    """Maps errors to statuses and binds the caller's request id to the logs, for every method of a server."""
+    """Maps errors to statuses and binds the caller's request id and trace, for every method of a server."""
 
     async def intercept_service(
         self,
@@ -222,7 +227,7 @@ class _ErrorInterceptor(aio.ServerInterceptor):
             inner_stream = handler.stream_stream if handler.request_streaming else handler.unary_stream
 
             async def stream(request: Any, context: aio.ServicerContext[Any, Any]) -> AsyncIterator[Any]:
-                with _bound_request_id(context):
+                with _bound_caller(context):
                     async with mapped_errors(context, method):
                         responses = inner_stream(request, context)
                         try:
@@ -240,7 +245,7 @@ class _ErrorInterceptor(aio.ServerInterceptor):
         inner_unary = handler.stream_unary if handler.request_streaming else handler.unary_unary
 
         async def unary(request: Any, context: aio.ServicerContext[Any, Any]) -> Any:
-            with _bound_request_id(context):
+            with _bound_caller(context):
                 async with mapped_errors(context, method):
                     return await inner_unary(request, context)
 
@@ -251,7 +256,9 @@ class _ErrorInterceptor(aio.ServerInterceptor):
 
 
 @contextlib.contextmanager
-def _bound_request_id(context: aio.ServicerContext[Any, Any]) -> Iterator[None]:
+def _bound_caller(context: aio.ServicerContext[Any, Any]) -> Iterator[None]:
+    """Bind what a caller tells of itself to the call: its trace, and its request id to the logs."""
+    bind_traceparent(_metadata(context, TRACEPARENT_KEY) or "")
     request_id = request_id_of(context)
     if request_id is None:
         yield

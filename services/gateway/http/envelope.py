@@ -15,6 +15,7 @@ from services.gateway.http.errors import error_response, http_error_of
 from services.gateway.http.probes import OPEN_PATHS
 from services.gateway.http.request_ids import REQUEST_ID_HEADER, bind_request_id
 from shared.log import get_logger
+from shared.tracing import TRACEPARENT_KEY, bind_traceparent
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -38,6 +39,7 @@ class Envelope:
         """Serve one request to its end."""
         started = time.perf_counter()
         request_id = bind_request_id(scope)
+        bind_traceparent(_traceparent(scope))
         status = _CLIENT_LEFT
 
         async def send_enveloped(message: Message) -> None:
@@ -64,6 +66,11 @@ class Envelope:
                 log = get_logger().debug if scope["raw_path"] in OPEN_PATHS else get_logger().info
                 duration_ms = round(1000 * (time.perf_counter() - started), 1)
                 log("http_request", method=scope["method"], path=scope["path"], status=status, duration_ms=duration_ms)
+
+
+def _traceparent(scope: Scope) -> str:
+    found: bytes = next((value for name, value in scope["headers"] if name == TRACEPARENT_KEY.encode()), b"")
+    return found.decode("latin-1")
 
 
 def _body_never_asked_for(scope: Scope, status: int) -> bool:
