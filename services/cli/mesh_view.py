@@ -67,8 +67,11 @@ class MeshView:
         if line.level not in LEVELS or LEVELS.index(line.level) >= self._least:
             self._print(*self._rendered(line))
 
-    def ready(self, address: str, url: str, info: "EngineInfo", seconds: float) -> None:
-        """Print what is served, where, and what to type next; ``url`` is that of HTTP, empty where it is off."""
+    def ready(self, address: str, url: str, info: "EngineInfo", seconds: float, access: str = "") -> None:
+        """Print what is served, where, and what to type next; ``url`` is that of HTTP, empty where it is off.
+
+        ``access`` is what a client must bring, in words.
+        """
         self.stop_waiting()
         table = Table.grid(padding=(0, 2))
         at = "" if address == "127.0.0.1:50051" else f" --address {address}"
@@ -84,6 +87,8 @@ class MeshView:
             "": f"{orca} chat{at}",
             " ": f"{orca} status{at}",
         }
+        if access:
+            rows = {"clients need": access, **rows}
         if url:
             rows["  "] = f'curl {url}/v1/completions --json \'{{"prompt": "Once upon a time"}}\''
         for name, value in rows.items():

@@ -43,7 +43,7 @@ HostOption = Annotated[
         "--host",
         envvar="ORCA_HOST",
         rich_help_panel=_PROCESS,
-        help="Address to listen at; 0.0.0.0 is every interface. There is no authentication: keep it private.",
+        help="Address to listen at; 0.0.0.0 is every interface, for which there are API keys and TLS.",
     ),
 ]
 PortOption = Annotated[
@@ -114,7 +114,8 @@ MaxRequestsOption = Annotated[
         "--max-requests",
         envvar="ORCA_MAX_REQUESTS",
         rich_help_panel=_PROCESS,
-        help="Requests that the gateway serves at once; one more is refused.",
+        help="Requests that the gateway has in service at once; more wait for their turn (--max-queued). About twice "
+        "--max-batch-size keeps the engine busy and shares fair.",
     ),
 ]
 GraceOption = Annotated[

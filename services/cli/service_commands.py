@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from services.cli import access_options as acc
 from services.cli import options as opt
 from services.cli.engine_options import takes_engine
 from services.cli.http import http
@@ -37,6 +38,15 @@ def gateway(
     max_body_bytes: opt.MaxBodyBytesOption = _HTTP.max_body_bytes,
     cors_origin: opt.CorsOriginOption = "",
     max_requests: opt.MaxRequestsOption = _GATEWAY.max_requests,
+    max_queued: acc.MaxQueuedOption = _GATEWAY.max_queued,
+    max_queued_bytes: acc.MaxQueuedBytesOption = _GATEWAY.max_queued_bytes,
+    api_keys: acc.ApiKeysOption = "",
+    tls_cert: acc.TlsCertOption = "",
+    tls_key: acc.TlsKeyOption = "",
+    tls_client_ca: acc.TlsClientCaOption = "",
+    mesh_tls_cert: acc.MeshTlsCertOption = "",
+    mesh_tls_key: acc.MeshTlsKeyOption = "",
+    mesh_tls_ca: acc.MeshTlsCaOption = "",
     grace: opt.GraceOption = 10.0,
     metrics_host: opt.MetricsHostOption = _METRICS.host,
     metrics_port: opt.MetricsPortOption = "off",
@@ -50,6 +60,11 @@ def gateway(
         scheduler=scheduler,
         listen=ListenConfig(host, port),
         max_requests=max_requests,
+        max_queued=max_queued,
+        max_queued_bytes=max_queued_bytes,
+        api_keys=api_keys,
+        tls=acc.public_tls(tls_cert, tls_key, tls_client_ca),
+        mesh_tls=acc.mesh_tls(mesh_tls_cert, mesh_tls_key, mesh_tls_ca),
         observability=observability(metrics_host, metrics_port, otlp_endpoint),
         http=http(http_host or host, http_port, max_body_bytes, cors_origin),
     )
@@ -64,6 +79,9 @@ def scheduler(
     engine: EngineConfig,
     host: opt.HostOption = "127.0.0.1",
     port: opt.PortOption = 50052,
+    mesh_tls_cert: acc.MeshTlsCertOption = "",
+    mesh_tls_key: acc.MeshTlsKeyOption = "",
+    mesh_tls_ca: acc.MeshTlsCaOption = "",
     grace: opt.GraceOption = 10.0,
     metrics_host: opt.MetricsHostOption = _METRICS.host,
     metrics_port: opt.MetricsPortOption = "off",
@@ -76,6 +94,7 @@ def scheduler(
     config = SchedulerConfig(
         listen=ListenConfig(host, port),
         engine=engine,
+        mesh_tls=acc.mesh_tls(mesh_tls_cert, mesh_tls_key, mesh_tls_ca),
         observability=observability(metrics_host, metrics_port, otlp_endpoint),
     )
     _configure_logging(log_level, log_format, service="scheduler")
@@ -103,6 +122,9 @@ def worker(
             help="Host name under which the scheduler and other workers reach this one.",
         ),
     ] = "",
+    mesh_tls_cert: acc.MeshTlsCertOption = "",
+    mesh_tls_key: acc.MeshTlsKeyOption = "",
+    mesh_tls_ca: acc.MeshTlsCaOption = "",
     grace: opt.GraceOption = 10.0,
     metrics_host: opt.MetricsHostOption = _METRICS.host,
     metrics_port: opt.MetricsPortOption = "off",
@@ -120,6 +142,7 @@ def worker(
         advertise_host=advertise_host,
         device=device,
         num_threads=threads,
+        mesh_tls=acc.mesh_tls(mesh_tls_cert, mesh_tls_key, mesh_tls_ca),
         observability=observability(metrics_host, metrics_port, otlp_endpoint),
     )
     _configure_logging(log_level, log_format, service="worker", stage=stage, tp_rank=tp_rank)

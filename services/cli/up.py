@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from services.cli import access_options as acc
 from services.cli import options as opt
 from services.cli.engine_options import takes_engine
 from services.cli.http import http
@@ -47,6 +48,15 @@ def up(
     max_body_bytes: opt.MaxBodyBytesOption = _HTTP.max_body_bytes,
     cors_origin: opt.CorsOriginOption = "",
     max_requests: opt.MaxRequestsOption = _GATEWAY.max_requests,
+    max_queued: acc.MaxQueuedOption = _GATEWAY.max_queued,
+    max_queued_bytes: acc.MaxQueuedBytesOption = _GATEWAY.max_queued_bytes,
+    api_keys: acc.ApiKeysOption = "",
+    tls_cert: acc.TlsCertOption = "",
+    tls_key: acc.TlsKeyOption = "",
+    tls_client_ca: acc.TlsClientCaOption = "",
+    mesh_tls_cert: acc.MeshTlsCertOption = "",
+    mesh_tls_key: acc.MeshTlsKeyOption = "",
+    mesh_tls_ca: acc.MeshTlsCaOption = "",
     grace: opt.GraceOption = 10.0,
     metrics_host: opt.MetricsHostOption = "127.0.0.1",
     metrics_port: Annotated[
@@ -80,12 +90,18 @@ def up(
         listen=ListenConfig(host, grpc_port),
         http=http(http_host or host, http_port, max_body_bytes, cors_origin),
         max_requests=max_requests,
+        max_queued=max_queued,
+        max_queued_bytes=max_queued_bytes,
+        api_keys=api_keys,
+        tls=acc.public_tls(tls_cert, tls_key, tls_client_ca),
+        mesh_tls=acc.mesh_tls(mesh_tls_cert, mesh_tls_key, mesh_tls_ca),
         device=device,
         num_threads=threads,
         grace_s=grace,
         log_level=log_level,
         observability=observability(metrics_host, metrics_port, otlp_endpoint),
     )
+    options.check_files()
     check_port(host, grpc_port, option="--grpc-port")
     if options.http is not None:
         check_port(options.http.listen.host, options.http.listen.port, option="--http-port")
@@ -138,15 +154,23 @@ async def _supervise(options: "MeshOptions", view: "MeshView") -> int:
     return 0 if len(asked) == 1 else 128 + asked[-1]
 
 
-async def _serve(mesh: "LocalMesh", view: "MeshView") -> "ServiceExit":
-    from shared.client import GatewayClient
+def _access_needed(options: "MeshOptions") -> str:
+    """What a client must bring, in words; empty where it is nothing."""
+    needs = ["an API key (ORCA_API_KEY or --api-key)"] if options.api_keys else []
+    if options.tls is not None:
+        needs.append("TLS (--tls, --tls-ca)")
+        if options.tls.authorities:
+            needs.append("a certificate (--client-cert, --client-key)")
+    return ", ".join(needs)
 
+
+async def _serve(mesh: "LocalMesh", view: "MeshView") -> "ServiceExit":
     topology = mesh.options.engine.topology
     started = time.monotonic()
     view.start(f"starting {mesh.options.engine.model} on {topology.num_stages} × {topology.tp_size} workers")
     await mesh.start()
-    await mesh.wait_ready()
-    async with GatewayClient(mesh.gateway_address) as client:
-        model = await client.model_info()
-    view.ready(mesh.gateway_address, mesh.http_address, model.engine, time.monotonic() - started)
+    engine = await mesh.wait_ready()
+    view.ready(
+        mesh.gateway_address, mesh.http_address, engine, time.monotonic() - started, _access_needed(mesh.options)
+    )
     return await mesh.first_exit()

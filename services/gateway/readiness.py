@@ -8,6 +8,7 @@ the health service and the servicer. It does not know requests.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from typing import TYPE_CHECKING
 
 from services.gateway.served_model import ModelText, ServedModel
@@ -109,7 +110,8 @@ class Readiness:
                 published = missing is None
                 await publish(published)
                 if missing is None:
-                    get_logger().info("service_ready", model=self._text_of)
+                    assert self._engine is not None
+                    get_logger().info("service_ready", **dataclasses.asdict(self._engine))
                 else:
                     get_logger().warning("service_not_ready", reason=str(missing))
             engine = self._engine

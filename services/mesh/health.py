@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from grpc import aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from shared.errors import UnavailableError
 from shared.rpc import connect, error_from_rpc
 
-__all__ = ["check_serving", "wait_serving"]
+if TYPE_CHECKING:
+    from shared.tls import TlsCredentials
+
+__all__ = ["check_serving"]
 
 
-async def check_serving(address: str, *, timeout_s: float = 5.0) -> None:
+async def check_serving(address: str, *, tls: TlsCredentials | None = None, timeout_s: float = 5.0) -> None:
     """Return where the service at ``address`` serves; raise ``UnavailableError`` where it does not."""
-    async with connect(address) as channel:
+    async with connect(address, tls) as channel:
         stub = health_pb2_grpc.HealthStub(channel)
         try:
             answer = await stub.Check(health_pb2.HealthCheckRequest(), timeout=timeout_s)
@@ -21,19 +26,6 @@ async def check_serving(address: str, *, timeout_s: float = 5.0) -> None:
             raise error_from_rpc(failure, f"no answer from {address}") from failure
     if answer.status != health_pb2.HealthCheckResponse.SERVING:
         raise UnavailableError(f"{address} is not ready: {_status_name(answer.status)}")
-
-
-async def wait_serving(address: str) -> None:
-    """Wait, without a limit, until the service at ``address`` says that it serves."""
-    async with connect(address) as channel:
-        stub = health_pb2_grpc.HealthStub(channel)
-        try:
-            async for answer in stub.Watch(health_pb2.HealthCheckRequest(), wait_for_ready=True):
-                if answer.status == health_pb2.HealthCheckResponse.SERVING:
-                    return
-        except aio.AioRpcError as failure:
-            raise error_from_rpc(failure, f"lost {address}") from failure
-    raise UnavailableError(f"{address} ended its health stream before it was ready")
 
 
 def _status_name(status: int) -> str:

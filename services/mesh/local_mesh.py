@@ -8,16 +8,17 @@ leaves when it closes, so that not even SIGKILL of the supervisor leaves one beh
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import signal
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from services.mesh.exits import MeshError, ServiceExit
-from services.mesh.health import wait_serving
 from services.mesh.ports import check_port, dial_address, dial_url
 from services.mesh.process import ServiceProcess
+from shared.messages import EngineInfo
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
+    from collections.abc import Callable, Coroutine, Mapping
     from types import TracebackType
 
     from services.mesh.log_lines import LogLine
@@ -81,9 +82,14 @@ class LocalMesh:
             await self.kill()
             raise
 
-    async def wait_ready(self) -> None:
-        """Wait until the gateway serves. Raises ``MeshError`` as soon as a process ends instead."""
-        await self._unless_one_exits(wait_serving(self.gateway_address))
+    async def wait_ready(self) -> EngineInfo:
+        """Wait until the gateway serves, and return what. Raises ``MeshError`` as soon as a process ends instead.
+
+        It is told by the gateway's log, not by a call: that would need the certificates and keys of a client.
+        """
+        line = await self._unless_one_exits(self.processes["gateway"].ready())
+        fields: Mapping[str, Any] = line.fields
+        return EngineInfo(**{field.name: fields[field.name] for field in dataclasses.fields(EngineInfo)})
 
     async def first_exit(self) -> ServiceExit:
         """Wait until a process ends, by whatever cause."""

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from shared.config import EngineConfig, GatewayConfig, HttpConfig, ListenConfig, ObservabilityConfig, WorkerConfig
 from shared.errors import ConfigError
+from shared.tls import TlsFiles, TlsRole, load_tls
 
 __all__ = ["MeshOptions"]
 
@@ -27,8 +28,18 @@ class MeshOptions:
     """Where the gateway serves gRPC."""
     http: HttpConfig | None = field(default_factory=lambda: HttpConfig(ListenConfig(port=0)))
     """Its HTTP front; None: gRPC only."""
-    max_requests: int = 1024
-    """Requests that the gateway serves at once."""
+    max_requests: int = 256
+    """Requests that the gateway has in service at once."""
+    max_queued: int = 1024
+    """Requests that wait at the gateway."""
+    max_queued_bytes: int = 256 << 20
+    """Memory for what waits there."""
+    api_keys: str = ""
+    """Path of the file of API keys; empty: everybody may call."""
+    tls: TlsFiles | None = None
+    """What the gateway shows its clients; None: no TLS."""
+    mesh_tls: TlsFiles | None = None
+    """What all processes show each other: one certificate does for them, since all are on this host."""
     device: str = "auto"
     num_threads: int = 0
     """Compute threads of each worker; 0 divides the CPUs among them."""
@@ -42,13 +53,24 @@ class MeshOptions:
 
     def __post_init__(self) -> None:
         """Check what the services would check, before any of them is started."""
-        GatewayConfig(scheduler="127.0.0.1:1", listen=self.listen, max_requests=self.max_requests)
+        GatewayConfig(
+            scheduler="127.0.0.1:1",
+            listen=self.listen,
+            max_requests=self.max_requests,
+            max_queued=self.max_queued,
+            max_queued_bytes=self.max_queued_bytes,
+        )
         WorkerConfig(scheduler="127.0.0.1:1", device=self.device, num_threads=self.num_threads)
         metrics, last = self.observability.metrics, 1 + self.engine.topology.world_size
         if metrics is not None and metrics.port + last > 65535:
             raise ConfigError(f"--metrics-port must be at most {65535 - last}: each process takes one from there on")
         if not 0 <= self.grace_s <= 86400:
             raise ConfigError(f"--grace must be between 0 and 86400 seconds, not {self.grace_s:g}")
+
+    def check_files(self) -> None:
+        """Read certificates and keys as the services would. Raises ``ConfigError``."""
+        load_tls(self.tls)
+        load_tls(self.mesh_tls)
 
     @property
     def threads_per_worker(self) -> int:
@@ -102,6 +124,10 @@ class MeshOptions:
             *self._service("gateway", self.listen, place=0),
             *("--scheduler", scheduler),
             *("--max-requests", str(self.max_requests)),
+            *("--max-queued", str(self.max_queued)),
+            *("--max-queued-bytes", str(self.max_queued_bytes)),
+            *("--api-keys", self.api_keys),
+            *_tls_arguments(TlsRole.PUBLIC, self.tls),
             *self._http(),
         ]
 
@@ -127,7 +153,13 @@ class MeshOptions:
             *("--metrics-host", _LOOPBACK.host if metrics is None else metrics.host),
             *("--metrics-port", "off" if metrics is None else str(metrics.port and metrics.port + place)),
             *("--otlp-endpoint", self.observability.otlp_endpoint),
+            *_tls_arguments(TlsRole.MESH, self.mesh_tls),
             *("--grace", f"{self.grace_s:g}"),
             *("--log-level", level),
             *("--log-format", "json"),
         ]
+
+
+def _tls_arguments(role: TlsRole, files: TlsFiles | None) -> list[str]:
+    paths = ("", "", "") if files is None else (files.certificate, files.private_key, files.authorities)
+    return [argument for pair in zip(role.value, paths, strict=True) for argument in pair]

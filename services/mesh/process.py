@@ -43,6 +43,7 @@ class ServiceProcess:
         self._last_lines: deque[str] = deque(maxlen=_NUM_LAST_LINES)
         self._reason = ""
         self._listening = asyncio.Event()
+        self._ready: asyncio.Future[LogLine] = asyncio.get_running_loop().create_future()
 
     @classmethod
     async def start(
@@ -72,6 +73,10 @@ class ServiceProcess:
             service_exit = await self.exit
             raise MeshError(service_exit.summary, service_exit)
         return self.address
+
+    async def ready(self) -> LogLine:
+        """Wait until it says for the first time that it serves, and return that line; never where it ends before."""
+        return await asyncio.shield(self._ready)
 
     def send_signal(self, number: signal.Signals) -> None:
         """Send a signal to the process alone; one that has ended does not mind."""
@@ -106,6 +111,8 @@ class ServiceProcess:
             self._listening.set()
         elif line.event == "http_listening":
             self.http_address = str(line.fields.get("address", ""))
+        elif line.event == "service_ready" and not self._ready.done():
+            self._ready.set_result(line)
         elif line.event == "service_failed":
             self._reason = str(line.fields.get("message") or line.fields.get("error") or "")
         self._on_line(line)

@@ -11,6 +11,7 @@ from services.mesh import MeshOptions, ServiceExit
 from services.mesh.ports import dial_address, dial_url
 from shared.config import EngineConfig, HttpConfig, ListenConfig, ObservabilityConfig, SchedulingConfig
 from shared.errors import ConfigError
+from shared.tls import TlsFiles, TlsRole
 from shared.topology import Topology
 
 if TYPE_CHECKING:
@@ -40,6 +41,11 @@ OPTIONS = MeshOptions(
     listen=ListenConfig("0.0.0.0", 1234),
     http=HttpConfig(ListenConfig("127.0.0.2", 4321), 5000, ("https://a.example", "https://b.example")),
     max_requests=11,
+    max_queued=12,
+    max_queued_bytes=13,
+    api_keys="keys",
+    tls=TlsFiles("public.crt", "public.key", "clients.pem", TlsRole.PUBLIC),
+    mesh_tls=TlsFiles("mesh.crt", "mesh.key", "mesh.pem", TlsRole.MESH),
     device="cpu",
     num_threads=2,
     grace_s=1.5,
@@ -60,6 +66,7 @@ def parsed(command: Sequence[str]) -> dict[str, Any]:
     params: dict[str, Any] = context.params
     common = {"grace": 1.5, "log_level": "debug", "log_format": "json", "exit_with_parent": True}
     common |= {"metrics_host": "0.0.0.0", "otlp_endpoint": "http://collector:4318"}
+    common |= {"mesh_tls_cert": "mesh.crt", "mesh_tls_key": "mesh.key", "mesh_tls_ca": "mesh.pem"}
     assert {key: params.pop(key) for key in common} == common
     return params
 
@@ -109,6 +116,12 @@ def test_only_the_gateway_listens_outside() -> None:
         "host": "0.0.0.0",
         "port": 1234,
         "max_requests": 11,
+        "max_queued": 12,
+        "max_queued_bytes": 13,
+        "api_keys": "keys",
+        "tls_cert": "public.crt",
+        "tls_key": "public.key",
+        "tls_client_ca": "clients.pem",
         "metrics_port": "9400",
         "http_host": "127.0.0.2",
         "http_port": "4321",
