@@ -22,7 +22,7 @@ __all__ = ["OPENMETRICS", "Exposition", "faults", "metrics_url", "scrape"]
 OPENMETRICS = "application/openmetrics-text; version=1.0.0"
 
 LABELS = {
-    *("le", "code", "dtype", "model", "num_stages", "python", "reason", "route", "service", "stage", "state"),
+    *("le", "code", "dtype", "method", "model", "num_stages", "python", "reason", "service", "stage", "state"),
     *("device", "tp_rank", "tp_size", "version"),
 }
 """Each takes few values."""
