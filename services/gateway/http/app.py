@@ -11,14 +11,29 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Route
 
 from services.gateway.http.authentication import AuthenticationMiddleware
+from services.gateway.http.chat_body import ChatBody
+from services.gateway.http.completion_body import CompletionBody
 from services.gateway.http.envelope import Envelope
 from services.gateway.http.errors import HttpError, error_response, http_error_of
 from services.gateway.http.inference import InferenceRoutes
 from services.gateway.http.models import ModelRoutes
+from services.gateway.http.openapi import Endpoint, OpenApi
 from services.gateway.http.page import page_routes
 from services.gateway.http.parsing import BodyReader
 from services.gateway.http.probes import ProbeRoutes
+from services.gateway.http.responses import (
+    ChatCompletion,
+    ChatCompletionChunk,
+    Completion,
+    DetokenizeAnswer,
+    Health,
+    ModelCard,
+    ModelList,
+    TokenizeAnswer,
+    Version,
+)
 from services.gateway.http.tokenization import TokenizationRoutes
+from services.gateway.http.tokenization_body import DetokenizeBody, TokenizeBody
 from shared.errors import OrcaError
 
 if TYPE_CHECKING:
@@ -53,28 +68,35 @@ def build_app(
     tokenization = TokenizationRoutes(generation, reader)
     models = ModelRoutes(generation)
     probes = ProbeRoutes(readiness)
+    endpoints = [
+        Endpoint("POST", "/v1/completions", inference.completions, Completion, CompletionBody, Completion),
+        Endpoint(
+            "POST", "/v1/chat/completions", inference.chat_completions, ChatCompletion, ChatBody, ChatCompletionChunk
+        ),
+        Endpoint("GET", "/v1/models", models.models, ModelList),
+        Endpoint("GET", "/v1/models/{model:path}", models.model, ModelCard),
+        Endpoint("POST", "/tokenize", tokenization.tokenize, TokenizeAnswer, TokenizeBody),
+        Endpoint("POST", "/detokenize", tokenization.detokenize, DetokenizeAnswer, DetokenizeBody),
+        Endpoint("GET", "/health", probes.health, Health, is_open=True),
+        Endpoint("GET", "/ready", probes.ready, Health, is_open=True),
+        Endpoint("GET", "/version", probes.version, Version),
+    ]
     application = Starlette(
         routes=[
-            Route("/v1/completions", inference.completions, methods=["POST"]),
-            Route("/v1/chat/completions", inference.chat_completions, methods=["POST"]),
-            Route("/v1/models", models.models, methods=["GET"]),
-            Route("/v1/models/{model:path}", models.model, methods=["GET"]),
-            Route("/tokenize", tokenization.tokenize, methods=["POST"]),
-            Route("/detokenize", tokenization.detokenize, methods=["POST"]),
-            Route("/health", probes.health, methods=["GET"]),
-            Route("/ready", probes.ready, methods=["GET"]),
-            Route("/version", probes.version, methods=["GET"]),
+            *(endpoint.route for endpoint in endpoints),
+            Route("/openapi.json", OpenApi(endpoints).document, methods=["GET"]),
             *page_routes(),
             *more_routes,
         ],
         middleware=[
+            Middleware(Envelope, draining=lambda: readiness.is_draining),
             *_cors(config),
             Middleware(AuthenticationMiddleware, authenticator=authenticator),
         ],
         exception_handlers={HttpError: _answer, HTTPException: _answer, OrcaError: _answer},
     )
     application.router.redirect_slashes = False
-    return Envelope(application, lambda: readiness.is_draining)
+    return application
 
 
 def _cors(config: HttpConfig) -> list[Middleware]:

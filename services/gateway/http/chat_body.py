@@ -214,7 +214,7 @@ class ChatBody(GenerationBody):
         self.check_delivery()
         if self.top_logprobs is not None and not self.logprobs:
             raise HttpError(400, "top_logprobs is allowed only when logprobs is true", param="top_logprobs")
-        tools = [tool.tool() for tool in self.tools or ()]
+        tools = tuple(tool.tool() for tool in self.tools or ())
         if self.tool_choice is not None and not tools and self.tool_choice.mode is not ToolMode.NONE:
             raise HttpError(400, "tool_choice is allowed only when tools are given", param="tool_choice")
         return ChatRequest(

@@ -78,9 +78,9 @@ class HttpServer:
         try:
             await self._server.serve(sockets=[self._socket])
         finally:
-            self._socket.close()
             for listener in getattr(self._server, "servers", []):
                 listener.close()
+            self._socket.close()
             for connection in list(state.connections):
                 connection.transport.abort()
             if state.tasks:

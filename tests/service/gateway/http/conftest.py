@@ -1,0 +1,108 @@
+"""The HTTP front over real sockets with a scripted generation behind it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol, cast
+
+import httpx2
+import pytest
+
+from services.gateway.api_keys import Authenticator
+from services.gateway.http.app import build_app
+from services.gateway.http.server import HttpServer
+from shared.config import HttpConfig, ListenConfig
+from tests.fakes.fake_generation import FakeGeneration
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from services.gateway.generation import Generation
+    from services.gateway.readiness import Readiness
+    from shared.errors import OrcaError
+
+
+@dataclass
+class FakeReadiness:
+    """What the probes ask."""
+
+    why_not: OrcaError | None = None
+    is_draining: bool = False
+
+    def missing(self) -> OrcaError | None:
+        return self.why_not
+
+
+@dataclass
+class RunningFront:
+    """An HTTP front of this process and a client of it."""
+
+    server: HttpServer
+    client: httpx2.AsyncClient
+    generation: FakeGeneration = field(default_factory=FakeGeneration)
+    readiness: FakeReadiness = field(default_factory=FakeReadiness)
+
+    @property
+    def address(self) -> tuple[str, int]:
+        url = httpx2.URL(self.server.address)
+        return url.host, url.port or 0
+
+    async def post(self, path: str, body: dict[str, Any], **options: Any) -> httpx2.Response:
+        return await self.client.post(path, json=body, **options)
+
+    async def refused(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        """Send what must be refused with 400; the error is returned."""
+        response = await self.post(path, body)
+        assert response.status_code == 400, response.text
+        assert set(response.json()) == {"error"}
+        error: dict[str, Any] = response.json()["error"]
+        assert set(error) == {"message", "type", "param", "code"}
+        assert error["type"] == "invalid_request_error"
+        return error
+
+    async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """Open a connection of its own."""
+        return await asyncio.open_connection(*self.address)
+
+
+class StartFront(Protocol):
+    def __call__(
+        self, config: HttpConfig = ..., authenticator: Authenticator = ...
+    ) -> contextlib.AbstractAsyncContextManager[RunningFront]: ...
+
+
+@contextlib.asynccontextmanager
+async def _start(
+    config: HttpConfig | None = None, authenticator: Authenticator | None = None
+) -> AsyncIterator[RunningFront]:
+    generation, readiness = FakeGeneration(), FakeReadiness()
+    app = build_app(
+        config or HttpConfig(),
+        cast("Generation", generation),
+        cast("Readiness", readiness),
+        authenticator or Authenticator(),
+    )
+    server = HttpServer(app, ListenConfig(port=0))
+    serving = asyncio.create_task(server.serve())
+    try:
+        async with httpx2.AsyncClient(base_url=server.address, timeout=10, verify=False) as client:
+            yield RunningFront(server, client, generation, readiness)
+    finally:
+        serving.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await serving
+
+
+@pytest.fixture
+def start_front() -> StartFront:
+    """Start a front with options of the test's own."""
+    return _start
+
+
+@pytest.fixture
+async def front() -> AsyncIterator[RunningFront]:
+    """A front as it is by default."""
+    async with _start() as running:
+        yield running
