@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from services.gateway.api_keys import Authenticator
 from services.gateway.clients import bind_client
 from services.gateway.generation import Generation
+from services.gateway.metrics import GatewayMetrics
 from services.gateway.readiness import Readiness
 from services.gateway.request_limit import RequestLimit
 from services.gateway.scheduler_client import SchedulerClient
@@ -18,6 +19,8 @@ from services.gateway.streams import StreamTable
 from services.gateway.watch import MeshWatch
 from shared.clock import SystemClock
 from shared.log import get_logger
+from shared.metrics import ServiceMetrics
+from shared.metrics_server import metrics_served
 from shared.pb import gateway_pb2_grpc
 from shared.rpc import RpcServer, bound_address
 from shared.status import StatusCode
@@ -63,6 +66,9 @@ async def run_gateway(
         gateway_id=lambda: bound_address(config.listen.host, server.port or 0),
         num_requests=lambda: limit.num_requests,
     )
+    requests = GatewayMetrics(limit)
+    metrics = ServiceMetrics("gateway")
+    metrics.add(requests)
     generation = Generation(scheduler, readiness, limit, clock)
     servicer = GatewayServicer(generation, watch)
     server.add(gateway_pb2_grpc.add_GatewayServicer_to_server, servicer, "orca.v1.Gateway")
@@ -70,12 +76,14 @@ async def run_gateway(
         port = await server.start(config.listen.host, config.listen.port)
         address = bound_address(config.listen.host, port)
         http = (
-            None if config.http is None else _http_server(config.http, config.tls, generation, readiness, keys, watch)
+            None
+            if config.http is None
+            else _http_server(config.http, config.tls, generation, readiness, keys, watch, metrics)
         )
         if http is not None:
             get_logger().info("http_listening", address=http.address)
         get_logger().info("service_listening", address=address)
-        async with asyncio.TaskGroup() as tasks:
+        async with metrics_served(metrics, config.observability.metrics), asyncio.TaskGroup() as tasks:
             running = [
                 tasks.create_task(scheduler.run(gateway_id=address)),
                 tasks.create_task(readiness.run(lambda ready: server.set_ready(ready=ready))),
@@ -110,10 +118,13 @@ def _http_server(
     readiness: Readiness,
     keys: Authenticator,
     watch: MeshWatch,
+    metrics: ServiceMetrics,
 ) -> HttpServer:
     """Listen for HTTP; what that takes is not even imported where it is off."""
     from services.gateway.http.app import build_app
     from services.gateway.http.mesh_feed import feed_routes
+    from services.gateway.http.metrics import metrics_routes
     from services.gateway.http.server import HttpServer
 
-    return HttpServer(build_app(config, generation, readiness, keys, feed_routes(watch)), config.listen, tls)
+    more_routes = [*feed_routes(watch), *metrics_routes(metrics)]
+    return HttpServer(build_app(config, generation, readiness, keys, more_routes), config.listen, tls)
