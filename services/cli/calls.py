@@ -1,15 +1,27 @@
-"""Calling a gateway from a command: failures that say what to do, options as the client wants them."""
+"""Calling a gateway from a command: failures that say what to do."""
 
 import contextlib
 from collections.abc import Iterator
 
 from shared.config import check_address
-from shared.errors import UnavailableError
+from shared.errors import UnauthenticatedError, UnavailableError
 
-__all__ = ["DEFAULT_ADDRESS", "told_plainly"]
+__all__ = ["told_plainly"]
 
-DEFAULT_ADDRESS = "127.0.0.1:50051"
-_NOBODY_THERE = ("failed to connect", "DNS resolution failed", "errors resolving", "Connection refused")
+_ADVICE = {
+    "CERTIFICATE_VERIFY_FAILED": "the certificate of {address} is of no authority that is trusted here: name its "
+    "authority with --tls-ca",
+    "Hostname Verification Check failed": "the certificate of {address} is that of another host: call it by a name "
+    "that stands in it",
+    "WRONG_VERSION_NUMBER": "{address} does not speak TLS: leave out --tls and --tls-ca",
+    "Socket closed": "what listens at {address} closes the connection: it may want TLS (--tls, --tls-ca), or a "
+    "certificate of yours (--client-cert, --client-key)",
+    **dict.fromkeys(
+        ("failed to connect", "DNS resolution failed", "errors resolving", "Connection refused"),
+        "no gateway answers at {address}: start a mesh with `orca up`, or name another address with --address",
+    ),
+}
+"""By what the library says of a connection that failed; the first that is found counts."""
 
 
 @contextlib.contextmanager
@@ -18,9 +30,10 @@ def told_plainly(address: str) -> Iterator[None]:
     check_address("address", address)
     try:
         yield
+    except UnauthenticatedError as error:
+        raise UnauthenticatedError(f"{error}; give yours in ORCA_API_KEY, or with --api-key") from error
     except UnavailableError as error:
-        if any(sign in str(error) for sign in _NOBODY_THERE):
-            raise UnavailableError(
-                f"no gateway answers at {address}: start a mesh with `orca up`, or name another address with --address"
-            ) from error
+        for sign, advice in _ADVICE.items():
+            if sign in str(error):
+                raise UnavailableError(advice.format(address=address)) from error
         raise

@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from services.cli import options as opt
-from services.cli.calls import DEFAULT_ADDRESS, told_plainly
+from services.cli.calls import told_plainly
+from services.cli.connection import Connection, takes_connection
 from services.cli.generation_options import takes_generation
 from shared.errors import InvalidRequestError
 from shared.generation import GenerateOptions
@@ -16,16 +16,17 @@ from shared.generation import GenerateOptions
 __all__ = ["chat"]
 
 
+@takes_connection
 @takes_generation(GenerateOptions(temperature=0.7, top_p=0.95))
 def chat(
     options: GenerateOptions,
+    connection: Connection,
     system: Annotated[
         str | None, typer.Option("--system", "-s", show_default=False, help="Instruction that stands before all turns.")
     ] = None,
     no_history: Annotated[
         bool, typer.Option("--no-history", help="Do not remember what is typed for later conversations.")
     ] = False,
-    address: opt.AddressOption = DEFAULT_ADDRESS,
 ) -> None:
     """Talk with the model. Ctrl-C stops an answer, Ctrl-D leaves; /help tells more.
 
@@ -37,11 +38,11 @@ def chat(
     from services.cli.chat_session import ChatSession
     from services.cli.conversation import Conversation
     from services.cli.line_input import MessageReader, history_path, line_editing
-    from shared.sync_client import SyncGatewayClient
 
     notes = Console(stderr=True)
     is_script = not sys.stdin.isatty()
-    with told_plainly(address), SyncGatewayClient(address) as client:
+    address = connection.address
+    with told_plainly(address), connection.open() as client:
         model = client.model_info()
         if not model.has_chat_template:
             raise InvalidRequestError(f"{model.engine.model} has no chat template: use `orca generate` instead")

@@ -215,4 +215,4 @@ def _engine(
 
 def takes_engine(command: Callable[..., None]) -> Callable[..., None]:
     """Give a command all options of an engine, in place of its first parameter ``engine``."""
-    return taking(command, [*inspect.signature(_engine).parameters.values()], _engine)
+    return taking(command, "engine", [*inspect.signature(_engine).parameters.values()], _engine)

@@ -6,8 +6,8 @@ from typing import Annotated, Any
 
 import typer
 
-from services.cli import options as opt
-from services.cli.calls import DEFAULT_ADDRESS, told_plainly
+from services.cli.calls import told_plainly
+from services.cli.connection import Connection, takes_connection
 from services.cli.generation_options import takes_generation
 from services.cli.option_values import token_ids as parse_token_ids
 from shared.generation import GenerateOptions, GenerateRequest
@@ -15,9 +15,11 @@ from shared.generation import GenerateOptions, GenerateRequest
 __all__ = ["generate"]
 
 
+@takes_connection
 @takes_generation(GenerateOptions(max_tokens=128))
 def generate(
     options: GenerateOptions,
+    connection: Connection,
     prompt: Annotated[
         str | None,
         typer.Argument(metavar="[PROMPT]", help="Text to continue; without it, or as -, standard input is read."),
@@ -42,7 +44,6 @@ def generate(
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object a line for each delta; the last has the usage.")
     ] = False,
-    address: opt.AddressOption = DEFAULT_ADDRESS,
 ) -> None:
     """Continue a prompt and stream the text. Ctrl-C cancels the request.
 
@@ -53,11 +54,10 @@ def generate(
 
     from services.cli.answers import AnswerPrinter
     from services.cli.delta_json import delta_line
-    from shared.sync_client import SyncGatewayClient
 
     console = Console()
     printer = AnswerPrinter(console, options, ends_line=console.is_terminal)
-    with told_plainly(address), SyncGatewayClient(address) as client, client.generate(request) as deltas:
+    with told_plainly(connection.address), connection.open() as client, client.generate(request) as deltas:
         if as_json:
             for delta in deltas:
                 sys.stdout.write(delta_line(delta) + "\n")

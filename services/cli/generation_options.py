@@ -263,7 +263,7 @@ def takes_generation(base: GenerateOptions) -> Callable[[Callable[..., None]], C
     def build(**given: Any) -> GenerateOptions:
         return _built(base, given)
 
-    return lambda command: taking(command, [option.parameter(base) for option in OPTIONS], build)
+    return lambda command: taking(command, "options", [option.parameter(base) for option in OPTIONS], build)
 
 
 def option_named(name: str) -> GenerationOption:

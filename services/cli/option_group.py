@@ -9,19 +9,20 @@ __all__ = ["taking"]
 
 
 def taking(
-    command: Callable[..., None], parameters: Sequence[inspect.Parameter], build: Callable[..., object]
+    command: Callable[..., None], into: str, parameters: Sequence[inspect.Parameter], build: Callable[..., object]
 ) -> Callable[..., None]:
-    """Give a command ``parameters`` in place of its first one, which gets what ``build`` makes of them."""
-    _, *own_parameters = inspect.signature(command).parameters.values()
+    """Give a command ``parameters`` in place of its parameter ``into``, which gets what ``build`` makes of them."""
     names = [parameter.name for parameter in parameters]
 
     @functools.wraps(command)
     def wrapped(**given: Any) -> None:
         built = build(**{name: given.pop(name) for name in names})
-        command(built, **given)
+        command(**{into: built}, **given)
 
     all_parameters = [
-        parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in (*parameters, *own_parameters)
+        parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+        for own in inspect.signature(command).parameters.values()
+        for parameter in (parameters if own.name == into else [own])
     ]
     # Typer reads both.
     wrapped.__signature__ = inspect.Signature(all_parameters)  # type: ignore[attr-defined]

@@ -1,14 +1,13 @@
 """``orca status``: the engine behind a gateway, at a glance or as JSON."""
 
-import asyncio
 import dataclasses
 import json
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from services.cli import options as opt
-from services.cli.calls import DEFAULT_ADDRESS, told_plainly
+from services.cli.calls import told_plainly
+from services.cli.connection import Connection, takes_connection
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -21,13 +20,14 @@ __all__ = ["status"]
 _STATE_STYLES = {"ready": "green", "failed": "bold red", "missing": "red"}
 
 
+@takes_connection
 def status(
+    connection: Connection,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
-    address: opt.AddressOption = DEFAULT_ADDRESS,
 ) -> None:
     """Show whether the mesh is ready, what it serves and how busy it is."""
-    with told_plainly(address):
-        found = asyncio.run(_ask(address))
+    with told_plainly(connection.address), connection.open() as client:
+        found = client.status()
     if as_json:
         typer.echo(json.dumps(dataclasses.asdict(found)))
         return
@@ -36,13 +36,6 @@ def status(
     console = Console()
     for part in (_summary(found), _workers(found.engine)):
         console.print(part)
-
-
-async def _ask(address: str) -> "GatewayStatus":
-    from shared.client import GatewayClient
-
-    async with GatewayClient(address) as client:
-        return await client.status()
 
 
 def _summary(found: "GatewayStatus") -> "RenderableType":

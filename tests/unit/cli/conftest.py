@@ -24,6 +24,8 @@ from shared.messages import EngineInfo, EngineStatus, FinishReason, WorkerStatus
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from shared.tls import TlsCredentials
+
 INFO = EngineInfo("tiny", 512, 260, 4096, 16, 2, 1, "float32")
 STATUS = EngineStatus(
     ready=True,
@@ -78,6 +80,8 @@ class FakeGateway:
     num_cancelled: int = 0
     """Streams that were closed before their end."""
     addresses: list[str] = field(default_factory=list)
+    credentials: list[tuple[str | None, TlsCredentials | None]] = field(default_factory=list)
+    """API key and TLS of each client."""
 
     def fail(self) -> None:
         if self.failure is not None:
@@ -112,9 +116,12 @@ class FakeStream:
 class FakeSyncClient:
     """Stands for ``SyncGatewayClient``."""
 
-    def __init__(self, gateway: FakeGateway, address: str) -> None:
+    def __init__(
+        self, gateway: FakeGateway, address: str, *, api_key: str | None = None, tls: TlsCredentials | None = None
+    ) -> None:
         self._gateway = gateway
         gateway.addresses.append(address)
+        gateway.credentials.append((api_key, tls))
 
     def __enter__(self) -> Self:
         return self
@@ -139,21 +146,7 @@ class FakeSyncClient:
         self._gateway.fail()
         return ModelInfo(INFO, (2,), self._gateway.has_chat_template)
 
-
-class FakeClient:
-    """Stands for ``GatewayClient``."""
-
-    def __init__(self, gateway: FakeGateway, address: str) -> None:
-        self._gateway = gateway
-        gateway.addresses.append(address)
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *failure: object) -> None:
-        pass
-
-    async def status(self) -> GatewayStatus:
+    def status(self) -> GatewayStatus:
         self._gateway.fail()
         return self._gateway.status
 
@@ -161,7 +154,6 @@ class FakeClient:
 @pytest.fixture
 def gateway(monkeypatch: pytest.MonkeyPatch) -> FakeGateway:
     fake = FakeGateway()
-    monkeypatch.setattr("shared.client.GatewayClient", partial(FakeClient, fake))
     monkeypatch.setattr("shared.sync_client.SyncGatewayClient", partial(FakeSyncClient, fake))
     return fake
 
