@@ -1,46 +1,54 @@
-"""From what a client asked to a job that is valid by construction, or a refusal that names field, value and limit.
+"""What a client asked, checked: a refusal names field, value and limit.
 
-Everything is checked here, once: later code has no checks. Nothing is clamped: a request that cannot be served as it
-was asked is refused. Does not know gRPC, nor where a request goes.
-
-Rules that are not the contract's own: an empty prompt is refused only if it tokenizes to nothing (a model whose
-tokenizer begins every text with a token generates from that one); prompt and ``max_tokens`` together must fit into the
-context and into the engine's K/V slots.
+Everything is checked here and in `jobs`, once: later code has no checks. Nothing is clamped: a request that cannot be
+served as it was asked is refused. Does not know gRPC, nor where a request goes.
 """
 
 from __future__ import annotations
 
+import math
 import re
 import secrets
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from shared.errors import InvalidRequestError
 from shared.ids import RequestId
-from shared.messages import SamplingParams, token_ids
+from shared.sampling import (
+    MAX_LOGIT_BIAS,
+    MAX_LOGIT_BIASES,
+    MAX_LOGPROBS,
+    MAX_PENALTY,
+    MAX_REPETITION_PENALTY,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from shared.generation import ChatMessage, GenerateOptions
-    from shared.messages import EngineInfo, TokenIds
+    from shared.messages import EngineInfo
 
 __all__ = [
     "DEFAULT_MAX_TOKENS",
-    "GenerateJob",
-    "build_job",
+    "MAX_CHOICES",
+    "check_messages",
     "check_options",
     "check_text",
     "check_vocabulary",
-    "conversation_text_bytes",
+    "count_candidates",
+    "num_utf8_bytes",
     "parse_request_id",
 ]
 
 DEFAULT_MAX_TOKENS = 16
 """Of a prompt; a conversation may go on to the end of the context."""
 
+MAX_CHOICES = 128
+"""Of a request, those that ``best_of`` drops included."""
+
 MAX_REQUEST_ID_CHARACTERS = 128
 MAX_STOP_TOKEN_IDS = 1024
+MAX_STOP_STRINGS = 16
+MAX_STOP_CHARACTERS = 1024
 MAX_TEMPERATURE = 100.0
 _MAX_TOP_K = (1 << 32) - 1
 _MAX_SEED = (1 << 64) - 1
@@ -52,31 +60,47 @@ _MAX_TEXT_BYTES_PER_TOKEN = 32
 _PRINTABLE_ASCII = re.compile(r"[\x20-\x7e]*")
 
 
-@dataclass(frozen=True, slots=True)
-class GenerateJob:
-    """A request that this engine can serve."""
-
-    request_id: RequestId
-    model: str
-    """Whose token ids these are."""
-    prompt_token_ids: TokenIds
-    max_tokens: int
-    sampling: SamplingParams
-    stop_token_ids: frozenset[int]
-    """The request's own and, unless it ignores them, the model's."""
-    received_ns: int
-    """When the gateway received it, by its own clock."""
-
-
 def parse_request_id(text: str) -> RequestId:
     """Return the client's name for a request, or a new one where it gave none."""
     if len(text) > MAX_REQUEST_ID_CHARACTERS:
         raise InvalidRequestError(
-            f"request_id has {len(text)} characters; at most {MAX_REQUEST_ID_CHARACTERS} are allowed"
+            f"request_id has {len(text)} characters; at most {MAX_REQUEST_ID_CHARACTERS} are allowed",
+            field="request_id",
         )
     if not _PRINTABLE_ASCII.fullmatch(text):
-        raise InvalidRequestError(f"request_id {text!a} must be printable ASCII: logs and metadata carry nothing else")
+        raise InvalidRequestError(
+            f"request_id {text!a} must be printable ASCII: logs and metadata carry nothing else", field="request_id"
+        )
     return RequestId(text or secrets.token_hex(16))
+
+
+def count_candidates(options: GenerateOptions, num_prompts: int) -> int:
+    """Return how many sequences a request takes."""
+    if num_prompts == 0:
+        raise InvalidRequestError("prompts is empty; send at least one", field="prompts")
+    if not 1 <= options.n <= MAX_CHOICES:
+        raise InvalidRequestError(f"n is {options.n}; it must be between 1 and {MAX_CHOICES}", field="n")
+    best_of = options.n if options.best_of is None else options.best_of
+    if best_of < options.n:
+        raise InvalidRequestError(f"best_of is {best_of}; it must be at least n, which is {options.n}", field="best_of")
+    if best_of > options.n and options.max_tokens == 0:
+        raise InvalidRequestError(f"best_of is {best_of} with max_tokens 0: no output is the best", field="best_of")
+    total = num_prompts * best_of
+    if total > MAX_CHOICES:
+        name = "n" if options.best_of is None else "best_of"
+        raise InvalidRequestError(
+            f"prompts ({num_prompts}) times {name} ({best_of}) are {total} choices; at most {MAX_CHOICES} are allowed",
+            field="prompts" if num_prompts > MAX_CHOICES else name,
+        )
+    return total
+
+
+def num_utf8_bytes(field: str, text: str) -> int:
+    """Return how long a text is; refuse one that has no UTF-8 form."""
+    try:
+        return len(text.encode())
+    except UnicodeEncodeError:
+        raise InvalidRequestError(f"{field} has a lone surrogate, which no UTF-8 text can have", field=field) from None
 
 
 def check_text(field: str, num_bytes: int, engine: EngineInfo) -> None:
@@ -85,103 +109,58 @@ def check_text(field: str, num_bytes: int, engine: EngineInfo) -> None:
     if num_bytes > limit:
         raise InvalidRequestError(
             f"{field} has {num_bytes} bytes; at most {limit} are allowed for a context of {engine.max_model_len} "
-            "tokens; shorten it"
+            "tokens; shorten it",
+            field=field,
         )
 
 
-def conversation_text_bytes(messages: Sequence[ChatMessage]) -> int:
-    """Size of a conversation as text. Raises ``InvalidRequestError`` where there is none or a turn has no role."""
+def check_messages(messages: Sequence[ChatMessage]) -> None:
+    """Refuse a conversation without turns, or with a turn of nobody."""
     if not messages:
-        raise InvalidRequestError("messages is empty; send at least one, for example with role 'user'")
+        raise InvalidRequestError(
+            "messages is empty; send at least one, for example with role 'user'", field="messages"
+        )
     for index, message in enumerate(messages):
         if not message.role:
-            raise InvalidRequestError(f"messages[{index}].role is empty; send 'system', 'user' or 'assistant'")
-    return sum(len(message.role.encode()) + len(message.content.encode()) for message in messages)
+            raise InvalidRequestError(
+                f"messages[{index}].role is empty; send 'system', 'user' or 'assistant'",
+                field=f"messages[{index}].role",
+            )
 
 
-def check_options(options: GenerateOptions, engine: EngineInfo) -> None:
+def check_options(options: GenerateOptions, engine: EngineInfo, *, echo: bool = False) -> None:
     """Refuse options that no prompt could make valid."""
-    if options.max_tokens is not None and options.max_tokens < 1:
+    if options.max_tokens is not None and options.max_tokens < (0 if echo else 1):
         raise InvalidRequestError(
-            f"max_tokens is {options.max_tokens}; it must be at least 1 (leave it out for the default)"
+            f"max_tokens is {options.max_tokens}; it must be at least 1 (leave it out for the default), or 0 with echo",
+            field="max_tokens",
         )
     _check_range("temperature", options.temperature, 0, MAX_TEMPERATURE, "0 is greedy, the default is 1")
     _check_range("top_k", options.top_k, 0, _MAX_TOP_K, "0 keeps all tokens")
-    if not 0 < options.top_p <= 1:  # false for nan, too
-        raise InvalidRequestError(
-            f"top_p is {options.top_p:g}; it must be above 0 and at most 1, which keeps all tokens"
-        )
+    _check_above_zero("top_p", options.top_p, 1, "1 keeps all tokens")
     _check_range("min_p", options.min_p, 0, 1, "0 keeps all tokens")
+    _check_above_zero("repetition_penalty", options.repetition_penalty, MAX_REPETITION_PENALTY, "1 does nothing")
+    _check_range("presence_penalty", options.presence_penalty, -MAX_PENALTY, MAX_PENALTY, "0 does nothing")
+    _check_range("frequency_penalty", options.frequency_penalty, -MAX_PENALTY, MAX_PENALTY, "0 does nothing")
     if options.seed is not None:
         _check_range("seed", options.seed, 0, _MAX_SEED, "leave it out for a random one")
+    if options.num_logprobs is not None:
+        _check_range("num_logprobs", options.num_logprobs, 0, MAX_LOGPROBS, "leave it out for none")
+    if options.min_tokens < 0:
+        raise InvalidRequestError(f"min_tokens is {options.min_tokens}; it must be at least 0", field="min_tokens")
+    if options.timeout_s is not None and not 0 < options.timeout_s < math.inf:  # false for nan, too
+        raise InvalidRequestError(
+            f"timeout_s is {options.timeout_s:g}; it must be above 0, in seconds; leave it out to wait for ever",
+            field="timeout_s",
+        )
+    _check_logit_bias(options.logit_bias, engine)
+    _check_stops(options.stop)
     if len(options.stop_token_ids) > MAX_STOP_TOKEN_IDS:
         raise InvalidRequestError(
-            f"stop_token_ids has {len(options.stop_token_ids)} ids; at most {MAX_STOP_TOKEN_IDS} are allowed"
+            f"stop_token_ids has {len(options.stop_token_ids)} ids; at most {MAX_STOP_TOKEN_IDS} are allowed",
+            field="stop_token_ids",
         )
     check_vocabulary("stop_token_ids", options.stop_token_ids, engine)
-
-
-def build_job(
-    request_id: RequestId,
-    prompt_ids: Sequence[int],
-    options: GenerateOptions,
-    engine: EngineInfo,
-    *,
-    eos_token_ids: frozenset[int],
-    default_max_tokens: int | None,
-    received_ns: int,
-) -> GenerateJob:
-    """Check a tokenized prompt against the engine and the options, which `check_options` has passed.
-
-    ``default_max_tokens`` None is all that the context and the engine's K/V slots have left.
-    """
-    num_prompt = len(prompt_ids)
-    context = engine.max_model_len
-    if num_prompt == 0:
-        raise InvalidRequestError("the prompt has no tokens; send at least one character or one token id")
-    check_vocabulary("prompt", prompt_ids, engine)
-    if num_prompt > context - 1:
-        raise InvalidRequestError(
-            f"the prompt has {num_prompt} tokens; with a context of {context} tokens it may have {context - 1}, "
-            "to leave room for an output; shorten it"
-        )
-    max_tokens = options.max_tokens
-    asked = f"max_tokens ({max_tokens})"
-    if max_tokens is None:
-        left = min(context, engine.num_slots) - num_prompt
-        max_tokens = max(left, 1) if default_max_tokens is None else default_max_tokens
-        asked = f"max_tokens ({max_tokens} by default)"
-    total = num_prompt + max_tokens
-    sum_ = f"prompt ({num_prompt} tokens) and {asked} add up to {total}"
-    if total > context:
-        raise InvalidRequestError(
-            f"{sum_}, over the context of {context} tokens; ask for at most {context - num_prompt}, or shorten it"
-        )
-    if total > engine.num_slots:
-        raise InvalidRequestError(
-            f"{sum_}, over the engine's capacity of {engine.num_slots} K/V slots, so that it can never run; lower "
-            "max_tokens, shorten the prompt, or have the engine started with more --kv-memory"
-        )
-    return GenerateJob(
-        request_id=request_id,
-        model=engine.model,
-        prompt_token_ids=token_ids(prompt_ids),
-        max_tokens=max_tokens,
-        sampling=SamplingParams(
-            temperature=options.temperature,
-            top_k=options.top_k,
-            top_p=options.top_p,
-            min_p=options.min_p,
-            seed=secrets.randbits(64) if options.seed is None else options.seed,
-        ),
-        stop_token_ids=frozenset(options.stop_token_ids) | (frozenset() if options.ignore_eos else eos_token_ids),
-        received_ns=received_ns,
-    )
-
-
-def _check_range(field: str, value: float, low: float, high: float, hint: str) -> None:
-    if not low <= value <= high:  # false for nan, too
-        raise InvalidRequestError(f"{field} is {value:g}; it must be between {low} and {high:g}; {hint}")
 
 
 def check_vocabulary(field: str, ids: Sequence[int], engine: EngineInfo) -> None:
@@ -189,6 +168,46 @@ def check_vocabulary(field: str, ids: Sequence[int], engine: EngineInfo) -> None
     if not ids or (min(ids) >= 0 and max(ids) < engine.vocab_size):
         return
     index, token_id = next((i, t) for i, t in enumerate(ids) if not 0 <= t < engine.vocab_size)
-    raise InvalidRequestError(
-        f"{field}[{index}] is {token_id}; the model knows token ids from 0 to {engine.vocab_size - 1} only"
-    )
+    raise InvalidRequestError(f"{field}[{index}] is {token_id}; {_vocabulary(engine)}", field=field)
+
+
+def _check_logit_bias(logit_bias: Mapping[int, float], engine: EngineInfo) -> None:
+    if len(logit_bias) > MAX_LOGIT_BIASES:
+        raise InvalidRequestError(
+            f"logit_bias has {len(logit_bias)} entries; at most {MAX_LOGIT_BIASES} are allowed", field="logit_bias"
+        )
+    for token_id, bias in logit_bias.items():
+        if not 0 <= token_id < engine.vocab_size:
+            raise InvalidRequestError(
+                f"logit_bias is for token id {token_id}; {_vocabulary(engine)}", field="logit_bias"
+            )
+        if not -MAX_LOGIT_BIAS <= bias <= MAX_LOGIT_BIAS:  # false for nan, too
+            raise InvalidRequestError(
+                f"logit_bias[{token_id}] is {bias:g}; it must be between {-MAX_LOGIT_BIAS:g} and {MAX_LOGIT_BIAS:g}",
+                field="logit_bias",
+            )
+
+
+def _check_stops(stops: Sequence[str]) -> None:
+    if len(stops) > MAX_STOP_STRINGS:
+        raise InvalidRequestError(f"stop has {len(stops)} texts; at most {MAX_STOP_STRINGS} are allowed", field="stop")
+    for index, stop in enumerate(stops):
+        if not 1 <= len(stop) <= MAX_STOP_CHARACTERS:
+            raise InvalidRequestError(
+                f"stop[{index}] has {len(stop)} characters; it must have from 1 to {MAX_STOP_CHARACTERS}", field="stop"
+            )
+        num_utf8_bytes(f"stop[{index}]", stop)
+
+
+def _vocabulary(engine: EngineInfo) -> str:
+    return f"the model knows token ids from 0 to {engine.vocab_size - 1} only"
+
+
+def _check_range(field: str, value: float, low: float, high: float, hint: str) -> None:
+    if not low <= value <= high:  # false for nan, too
+        raise InvalidRequestError(f"{field} is {value:g}; it must be between {low:g} and {high:g}; {hint}", field=field)
+
+
+def _check_above_zero(field: str, value: float, high: float, hint: str) -> None:
+    if not 0 < value <= high:  # false for nan, too
+        raise InvalidRequestError(f"{field} is {value:g}; it must be above 0 and at most {high:g}; {hint}", field=field)

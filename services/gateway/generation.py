@@ -1,47 +1,56 @@
-"""A request's way through the gateway: admit, tokenize, submit, and turn the tokens that come back into text.
+"""A request's way through the gateway: check, wait for a place, tokenize, submit, and give what comes back.
 
 All public APIs of the gateway are thin translations of this module. It does not know gRPC: giving up an iterator of
 deltas is what cancels a request.
 
-Tokenizing always runs in a thread: a long text takes the tokenizer for up to seconds, and even a short one may have to
-wait for it.
+A request with a deadline is never anywhere beyond it: up to its first delta a timeout is around all that it waits for,
+later a timer frees what it has in the engine, whatever its reader does.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 from typing import TYPE_CHECKING
 
 from services.gateway.admission import (
-    DEFAULT_MAX_TOKENS,
-    build_job,
     check_options,
     check_text,
     check_vocabulary,
-    conversation_text_bytes,
+    count_candidates,
+    num_utf8_bytes,
     parse_request_id,
 )
+from services.gateway.best_of import BestOf
+from services.gateway.candidates import Candidate
 from services.gateway.clients import calling_client
+from services.gateway.echo import echoed_prompt
+from services.gateway.jobs import JobTerms, build_jobs
+from services.gateway.observation import RequestRecord
+from services.gateway.prompt_sources import Completion, Conversation
+from services.gateway.response import Response
+from services.gateway.streams import News
 from services.gateway.text.detokenizer import Detokenizer
-from shared.errors import InvalidRequestError
-from shared.generation import Delta, Finish, GatewayStatus, ModelInfo, Usage
-from shared.log import get_logger
-from shared.messages import FinishReason
-from shared.rpc import error_of
+from services.gateway.text.prompts import encode_text
+from services.gateway.text.stop_strings import StopStrings
+from shared.errors import DeadlineExceededError, InvalidRequestError, OrcaError
+from shared.generation import Delta, GatewayStatus, ModelInfo
 from shared.status import StatusCode
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+    from collections.abc import AsyncGenerator, Sequence
 
+    from services.gateway.clients import Client
+    from services.gateway.jobs import GenerateJob, Prompt
+    from services.gateway.observation import RequestObserver
+    from services.gateway.prompt_sources import PromptSource
     from services.gateway.readiness import Readiness
     from services.gateway.request_limit import RequestLimit
     from services.gateway.scheduler_client import SchedulerClient
     from services.gateway.served_model import ServedModel
-    from services.gateway.streams import OutputStream
     from shared.clock import Clock
-    from shared.generation import ChatRequest, GenerateOptions, GenerateRequest
-    from shared.messages import Ended
+    from shared.generation import ChatRequest, GenerateRequest
 
 __all__ = ["Generation"]
 
@@ -52,61 +61,47 @@ _BYTES_PER_TOKEN = 4
 class Generation:
     """Serves requests, at most as many at once as ``limit`` allows."""
 
-    def __init__(self, scheduler: SchedulerClient, readiness: Readiness, limit: RequestLimit, clock: Clock) -> None:
+    def __init__(
+        self,
+        scheduler: SchedulerClient,
+        readiness: Readiness,
+        limit: RequestLimit,
+        clock: Clock,
+        observers: Sequence[RequestObserver] = (),
+    ) -> None:
         self._scheduler = scheduler
         self._readiness = readiness
         self._limit = limit
         self._clock = clock
+        self._observers = observers
 
     def generate(self, request: GenerateRequest) -> AsyncGenerator[Delta, None]:
-        """Continue a prompt. Errors: those of admission and of `Readiness.require`, then the scheduler's."""
+        """Continue prompts.
 
-        def check(model: ServedModel) -> int:
-            if not request.prompts:
-                raise InvalidRequestError("prompts is empty; send at least one")
-            prompt = request.prompts[0]
-            if not isinstance(prompt, str):
-                return _BYTES_PER_TOKEN * len(prompt)
-            num_bytes = len(prompt.encode())
-            check_text("text", num_bytes, model.engine)
-            return num_bytes
+        The first delta says that the request was accepted; all that can be known before is an error before it. The
+        last one has the usage.
 
-        async def tokenize(model: ServedModel) -> Sequence[int]:
-            prompt = request.prompts[0]
-            if not isinstance(prompt, str):
-                return prompt
-            return await asyncio.to_thread(lambda: model.text.tokenizer.encode(prompt))
-
-        return self._serve(check, tokenize, request.options, request.request_id, default_max_tokens=DEFAULT_MAX_TOKENS)
+        Raises:
+            InvalidRequestError: it can never succeed as it is.
+            OverloadedError: gateway or scheduler are full.
+            UnavailableError: the scheduler, the engine or the tokenizer is not there (yet), or the gateway is leaving.
+            DeadlineExceededError: it took longer than ``timeout_s``.
+            OrcaError: the engine failed.
+        """
+        return self._serve(Completion(request), calling_client())
 
     def chat(self, request: ChatRequest) -> AsyncGenerator[Delta, None]:
-        """Answer a conversation; errors as in ``generate``."""
-        messages = request.messages
-
-        def check(model: ServedModel) -> int:
-            num_bytes = conversation_text_bytes(messages)
-            check_text("messages", num_bytes, model.engine)
-            return num_bytes
-
-        async def tokenize(model: ServedModel) -> Sequence[int]:
-            conversation = [dataclasses.asdict(message) for message in messages]
-
-            def encode() -> list[int]:
-                text = model.text.chat_template.render(conversation, add_generation_prompt=True)
-                return model.text.tokenizer.encode(text, add_special_tokens=False)
-
-            return await asyncio.to_thread(encode)
-
-        return self._serve(check, tokenize, request.options, request.request_id, default_max_tokens=None)
+        """Answer a conversation; deltas and errors as in ``generate``."""
+        return self._serve(Conversation(request), calling_client())
 
     async def tokenize(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """Return the token ids of a text."""
-        num_bytes = len(text.encode())
+        num_bytes = num_utf8_bytes("text", text)
         check_text("text", num_bytes, self._readiness.require().engine)
         async with self._limit.slots(calling_client(), cost=num_bytes / _BYTES_PER_TOKEN, num_bytes=num_bytes):
             model = self._readiness.require()
             return await asyncio.to_thread(
-                lambda: model.text.tokenizer.encode(text, add_special_tokens=add_special_tokens)
+                encode_text, model.text.tokenizer, text, add_special_tokens=add_special_tokens
             )
 
     async def detokenize(self, token_ids: Sequence[int]) -> str:
@@ -131,77 +126,126 @@ class Generation:
             engine = dataclasses.replace(engine, ready=False, reason=str(missing))
         return GatewayStatus(engine, self._limit.num_requests)
 
-    async def _serve(
-        self,
-        check: Callable[[ServedModel], int],
-        tokenize: Callable[[ServedModel], Awaitable[Sequence[int]]],
-        options: GenerateOptions,
-        request_id: str,
-        *,
-        default_max_tokens: int | None,
-    ) -> AsyncGenerator[Delta, None]:
-        received_ns = self._clock.now_ns()
+    async def _serve(self, source: PromptSource, client: Client) -> AsyncGenerator[Delta, None]:
+        record = RequestRecord(source.method, client.name, self._clock.now_ns())
+        for observer in self._observers:
+            observer.received(record)
+        try:
+            async with contextlib.AsyncExitStack() as stack:
+                response = await self._accept(source, client, record, stack)
+                yield Delta(request_id=record.request_id)
+                while not response.is_done:
+                    deltas = await response.take()
+                    if record.first_token_ns is None:
+                        self._watch_for_first_token(deltas, record)
+                    for delta in deltas:
+                        yield delta
+                record.code = StatusCode.OK
+        except OrcaError as error:
+            record.code = error.code
+            raise
+        except Exception:
+            record.code = StatusCode.INTERNAL
+            raise
+        finally:
+            record.ended_ns = self._clock.now_ns()
+            for observer in self._observers:
+                observer.ended(record)
+
+    def _watch_for_first_token(self, deltas: Sequence[Delta], record: RequestRecord) -> None:
+        if any(delta.token_ids and not delta.is_prompt for delta in deltas):
+            record.first_token_ns = self._clock.now_ns()
+            for observer in self._observers:
+                observer.first_token(record)
+
+    async def _accept(
+        self, source: PromptSource, client: Client, record: RequestRecord, stack: contextlib.AsyncExitStack
+    ) -> Response:
+        """Do all that comes before the first delta; what must be undone at the end goes onto the stack."""
+        options = source.options
+        record.request_id = parse_request_id(source.request_id)
+        num_candidates = count_candidates(options, source.num_prompts)
         model = self._readiness.require()
-        name = parse_request_id(request_id)
-        check_options(options, model.engine)
-        num_bytes = check(model)
-        slots = self._limit.slots(calling_client(), cost=num_bytes / _BYTES_PER_TOKEN, num_bytes=num_bytes)
-        async with slots as place:
-            model = self._readiness.require()  # it may be another one by now
-            job = build_job(
-                name,
-                await tokenize(model),
-                options,
-                model.engine,
-                eos_token_ids=model.text.tokenizer.eos_token_ids,
-                default_max_tokens=default_max_tokens,
-                received_ns=received_ns,
+        check_options(options, model.engine, echo=source.echo)
+        num_bytes = source.check(model)
+        loop = asyncio.get_running_loop()
+        deadline = None if options.timeout_s is None else loop.time() + options.timeout_s
+        waiting_for = "a place"
+        try:
+            async with asyncio.timeout_at(deadline) as timeout:
+                slots = self._limit.slots(
+                    client, num_candidates, cost=num_bytes / _BYTES_PER_TOKEN, num_bytes=num_bytes
+                )
+                place = await stack.enter_async_context(slots)
+                waiting_for = "its prompt to be tokenized"
+                model = self._readiness.require()  # it may be another one by now
+                prompts = await source.prompts(model)
+        except TimeoutError:
+            if options.timeout_s is None or not timeout.expired():
+                raise
+            raise DeadlineExceededError(f"{_missed(options.timeout_s)} while it waited for {waiting_for}") from None
+        jobs = self._jobs(prompts, source, model, record)
+        response = self._submit(jobs, prompts, source, model)
+        stack.callback(response.close)
+
+        @stack.callback
+        def account() -> None:
+            usage = response.usage()
+            record.num_output_tokens = usage.num_output_tokens
+            record.finishes = response.finishes
+            place.spent = usage.num_prompt_tokens + usage.num_output_tokens
+
+        record.num_prompt_tokens = response.usage().num_prompt_tokens
+        if deadline is not None and options.timeout_s is not None:
+            stack.callback(loop.call_at(deadline, _expire, response, options.timeout_s).cancel)
+        return response
+
+    def _jobs(
+        self, prompts: Sequence[Prompt], source: PromptSource, model: ServedModel, record: RequestRecord
+    ) -> list[GenerateJob]:
+        if source.options.guidance is not None:
+            raise InvalidRequestError("guidance is not supported by this gateway", field="guidance")
+        terms = JobTerms(
+            request_id=parse_request_id(record.request_id),
+            engine=model.engine,
+            eos_token_ids=model.text.tokenizer.eos_token_ids,
+            default_max_tokens=source.default_max_tokens,
+            received_ns=record.received_ns,
+            echo=source.echo,
+        )
+        return build_jobs(prompts, source.options, terms)
+
+    def _submit(
+        self, jobs: Sequence[GenerateJob], prompts: Sequence[Prompt], source: PromptSource, model: ServedModel
+    ) -> Response:
+        options = source.options
+        tokenizer = model.text.tokenizer
+        stops = StopStrings(options.stop)
+        num_per_prompt = len(jobs) // len(prompts)
+        news = News()
+        candidates = []
+        for index, stream in enumerate(self._scheduler.open(jobs, news)):
+            detokenizer = Detokenizer(tokenizer, stops, min_tokens=options.min_tokens, continues=source.echo)
+            echo = None
+            if source.echo:
+                # Nothing predicts a single token: that takes no engine.
+                logprobs = None if options.num_logprobs is None else stream.prompt_logprobs or [None]
+                prompt = prompts[index // num_per_prompt]
+                echo = echoed_prompt(prompt, index, tokenizer, logprobs, options.num_logprobs or 0)
+                stream.tell()
+            candidates.append(
+                Candidate(index, stream, tokenizer, detokenizer, cancel=self._scheduler.cancel, echo=echo)
             )
-            stream = self._scheduler.open(job)
-            try:
-                yield Delta(request_id=job.request_id)
-                detokenizer = Detokenizer(model.text.tokenizer)
-                ended = None
-                while ended is None:
-                    new, ended = await stream.take()
-                    # A stop token is an id of the output, not text of it.
-                    stopped = bool(new) and new[-1] in job.stop_token_ids
-                    text = detokenizer.push(new[:-1] if stopped else new).text
-                    if ended is None:
-                        yield Delta(text, tuple(new))
-                finish = _finish(stream, ended)
-                usage = Usage(len(job.prompt_token_ids), finish.num_output_tokens, finish.num_cached_tokens)
-                yield Delta(text + detokenizer.finish().text, tuple(new), finish, usage=usage)
-            finally:
-                place.spent = len(job.prompt_token_ids) + len(stream.output_token_ids)
-                self._scheduler.close_stream(stream)
-                _log_end(stream)
+        best_of = None
+        if num_per_prompt > options.n:
+            best_of = BestOf(n=options.n, best_of=num_per_prompt, shows_logprobs=options.num_logprobs is not None)
+        return Response(candidates, news, self._scheduler, num_per_prompt=num_per_prompt, best_of=best_of)
 
 
-def _finish(stream: OutputStream, ended: Ended) -> Finish:
-    """Return how a request ended; raise where it failed."""
-    if ended.reason is FinishReason.ERROR:
-        raise error_of(ended.error_code, ended.error_message or "the request failed in the engine")
-    if ended.reason is FinishReason.CANCELLED:
-        raise error_of(StatusCode.CANCELLED, ended.error_message or "the request was cancelled")
-    timings = stream.timings(ended)
-    return Finish(
-        reason=ended.reason,
-        num_output_tokens=len(stream.output_token_ids),
-        queue_ms=timings.queue_ns / 1e6,
-        prefill_ms=timings.prefill_ns / 1e6,
-        decode_ms=timings.decode_ns / 1e6,
-        num_cached_tokens=ended.num_cached_tokens,
-        num_preemptions=ended.num_preemptions,
-    )
+def _expire(response: Response, timeout_s: float) -> None:
+    num_tokens = response.usage().num_output_tokens
+    response.fail(DeadlineExceededError(f"{_missed(timeout_s)}; {num_tokens} tokens of output were there"))
 
 
-def _log_end(stream: OutputStream) -> None:
-    reason = FinishReason.CANCELLED if stream.ended is None else stream.ended.reason
-    get_logger().info(
-        "request_ended",
-        request_id=stream.job.request_id,
-        reason=reason.name.lower(),
-        num_prompt_tokens=len(stream.job.prompt_token_ids),
-        num_output_tokens=len(stream.output_token_ids),
-    )
+def _missed(timeout_s: float) -> str:
+    return f"the request has not ended within its {timeout_s:g} s (timeout_s)"

@@ -24,12 +24,12 @@ from shared.rpc import connect, error_from_rpc
 from shared.status import StatusCode
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Awaitable, Callable
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
     from typing import NoReturn
 
-    from services.gateway.admission import GenerateJob
+    from services.gateway.jobs import GenerateJob
     from services.gateway.readiness import Readiness
-    from services.gateway.streams import OutputStream, StreamTable
+    from services.gateway.streams import News, OutputStream, StreamTable
     from shared.mesh_view import EngineSnapshot
     from shared.messages import EngineInfo, SessionEvents
     from shared.tls import TlsCredentials
@@ -41,6 +41,7 @@ __all__ = ["SchedulerClient", "back_off"]
 _FIRST_PAUSE_S = 0.1
 _LONGEST_PAUSE_S = 2.0
 _STATUS_TIMEOUT_S = 2.0
+_CANCEL_TIMEOUT_S = 1.0
 
 
 async def back_off(attempt: int) -> None:
@@ -79,22 +80,41 @@ class SchedulerClient:
         """Close the connection."""
         await self._channel.close()
 
-    def open(self, job: GenerateJob) -> OutputStream:
-        """Submit a request; it waits for the next session where there is none.
+    def open(self, jobs: Sequence[GenerateJob], news: News) -> list[OutputStream]:
+        """Submit the sequences of a request, which wait for the next session where there is none.
+
+        ``news`` is told of each by its index in ``jobs``. One that has nothing to compute has ended already.
 
         Raises:
             OverloadedError: the scheduler does not keep up with what it is sent.
         """
-        if self._outgoing is not None and self._outgoing.qsize() >= self._max_queued:
+        if self._outgoing is not None and self._outgoing.qsize() + len(jobs) > self._max_queued:
             raise OverloadedError("the scheduler does not keep up with new requests; try again later")
-        stream = self._streams.open(job)
-        self._submit(stream)
-        return stream
+        streams = [self._streams.open(job, news, index) for index, job in enumerate(jobs)]
+        for stream in streams:
+            if stream.job.needs_engine:
+                self._submit(stream)
+            else:
+                stream.end(Ended(stream.handle, FinishReason.LENGTH))
+        return streams
+
+    def cancel(self, stream: OutputStream) -> None:
+        """Have the scheduler end a sequence whose output is complete. Its end tells where the time went.
+
+        A scheduler that does not answer is not waited for.
+        """
+        stream.cancelled = True
+        if self._outgoing is None:
+            stream.end_alone()
+            return
+        self._outgoing.put_nowait(Cancel(stream.handle))
+        asyncio.get_running_loop().call_later(_CANCEL_TIMEOUT_S, stream.end_alone)
 
     def close_stream(self, stream: OutputStream) -> None:
-        """Forget a request, and cancel it where it has not ended."""
-        self._streams.close(stream)
-        if stream.ended is None and self._outgoing is not None:
+        """Forget a sequence, and cancel it where it has not ended; closing it again does nothing."""
+        if not self._streams.close(stream):
+            return
+        if stream.ended is None and not stream.cancelled and self._outgoing is not None:
             self._outgoing.put_nowait(Cancel(stream.handle))
 
     async def engine_status(self) -> EngineStatus:
@@ -213,6 +233,8 @@ class SchedulerClient:
                 sampling=job.sampling,
                 stop_token_ids=job.stop_token_ids,
                 output_token_ids=token_ids(stream.output_token_ids),
+                num_prompt_logprobs=None if stream.is_scored else job.num_prompt_logprobs,
+                grammar=job.grammar,
             )
         )
 
@@ -225,6 +247,9 @@ class SchedulerClient:
 
     def _session_lost(self, reason: str) -> None:
         self._outgoing = None
+        for stream in self._streams.unfinished():
+            if stream.cancelled:
+                stream.end_alone()
         self._readiness.session_lost(reason)
         if self._connected is not False:
             self._connected = False

@@ -8,15 +8,26 @@ from typing import TYPE_CHECKING, Any, Self
 from shared.codec.engine import engine_status_to_pb
 from shared.codec.mesh_view import engine_snapshot_to_pb
 from shared.codec.session import session_events_to_pb, session_request_from_pb
-from shared.messages import Cancel, Ended, EngineInfo, EngineStatus, FinishReason, Hello, SessionEvents, Submit
+from shared.messages import (
+    Cancel,
+    Ended,
+    EngineInfo,
+    EngineStatus,
+    FinishReason,
+    Hello,
+    PromptLogprobs,
+    SessionEvents,
+    Submit,
+)
 from shared.pb import common_pb2, scheduler_pb2, scheduler_pb2_grpc
 from shared.rpc import RpcServer
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Sequence
 
     from shared.ids import Handle
     from shared.mesh_view import EngineSnapshot
+    from shared.messages import TokenLogprobs
 
 __all__ = ["ENGINE", "FakeScheduler", "FakeSession"]
 
@@ -43,6 +54,10 @@ class FakeSession:
         """Set once the stream has ended, from whichever side."""
         self.submits: asyncio.Queue[Submit] = asyncio.Queue()
         self.cancels: asyncio.Queue[Cancel] = asyncio.Queue()
+        self.answers_cancels = True
+        """Tell at once that a request has ended, as a scheduler does."""
+        self.cancelled_fields: dict[str, Any] = {}
+        """Of these ends."""
 
     async def submitted(self) -> Submit:
         """Wait for the next request."""
@@ -64,14 +79,26 @@ class FakeSession:
         """Tell that the engine is lost."""
         self.send(SessionEvents(engine_lost=True))
 
-    def tokens(self, handle: Handle, *token_ids: int) -> None:
+    def tokens(self, handle: Handle, *token_ids: int, logprobs: Sequence[TokenLogprobs] = ()) -> None:
         """Send tokens of one request in one message."""
-        self.send(SessionEvents(token_handles=[handle] * len(token_ids), token_ids=list(token_ids)))
+        self.send(SessionEvents([handle] * len(token_ids), list(token_ids), token_logprobs=dict(enumerate(logprobs))))
 
-    def end(self, handle: Handle, reason: FinishReason, *token_ids: int, **fields: Any) -> None:
+    def prompt_logprobs(self, handle: Handle, first_position: int, *tokens: TokenLogprobs) -> None:
+        """Send log probabilities of a piece of a prompt."""
+        self.send(SessionEvents(prompt_logprobs=[(handle, PromptLogprobs(first_position, tokens))]))
+
+    def end(
+        self,
+        handle: Handle,
+        reason: FinishReason,
+        *token_ids: int,
+        logprobs: Sequence[TokenLogprobs] = (),
+        **fields: Any,
+    ) -> None:
         """End a request, its last tokens in the same message."""
+        ended = Ended(handle=handle, reason=reason, **fields)
         self.send(
-            SessionEvents([handle] * len(token_ids), list(token_ids), [Ended(handle=handle, reason=reason, **fields)])
+            SessionEvents([handle] * len(token_ids), list(token_ids), [ended], token_logprobs=dict(enumerate(logprobs)))
         )
 
     def drop(self) -> None:
@@ -145,6 +172,8 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServicer):
                     session.submits.put_nowait(submit)
                 case Cancel() as cancel:
                     session.cancels.put_nowait(cancel)
+                    if session.answers_cancels:
+                        session.end(cancel.handle, FinishReason.CANCELLED, **session.cancelled_fields)
                 case Hello():
                     raise AssertionError("a second Hello")
         session.drop()

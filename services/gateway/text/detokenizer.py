@@ -15,6 +15,8 @@ from collections import deque
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from services.gateway.text.stop_strings import StopMatch, StopStrings
     from shared.text.tokenizer import Tokenizer
 
@@ -69,11 +71,16 @@ class Detokenizer:
         self.stop: str | None = None
         """The stop string that ended the text: tokens after it are dropped."""
 
-    def push(self, token_ids: list[int]) -> Piece:
-        """Give what these tokens complete; may be nothing."""
+    def parts(self, token_ids: Iterable[int]) -> list[bytes]:
+        """Return what these tokens, the next ones, add to the text, without taking them in."""
         parts = [*map(self._bytes_of, token_ids)]
         if self._at_beginning:
             self._strip_leading_space(parts)
+        return parts
+
+    def push(self, token_ids: list[int]) -> Piece:
+        """Give what these tokens complete; may be nothing."""
+        parts = self.parts(token_ids)
         if self._matcher is None and not self._held_tokens:  # as good as always
             data = b"".join(parts)
             text, num_decided = _decode(data, final=False)

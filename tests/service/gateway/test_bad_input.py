@@ -107,11 +107,11 @@ CHATS: dict[str, tuple[list[ChatMessage], dict[str, Any], str]] = {
     "no messages": ([], {}, "messages is empty; send at least one"),
     "no role": ([ChatMessage("user", "a"), ChatMessage("", "b")], {}, "messages[1].role is empty"),
     "huge": ([ChatMessage("user", "a" * 70000)], {}, "messages has 70004 bytes; at most 65536 are allowed"),
-    "over the context": ([ChatMessage("user", "a" * 50)], {}, "the prompt has 68 tokens; with a context of 64"),
+    "over the context": ([ChatMessage("user", "a" * 50)], {}, "the prompt has 69 tokens; with a context of 64"),
     "over the capacity": (
         [ChatMessage("user", "a" * 32)],
         {},
-        "prompt (50 tokens) and max_tokens (1 by default) add up to 51, over the engine's capacity of 48 K/V slots",
+        "prompt (51 tokens) and max_tokens (1 by default) add up to 52, over the engine's capacity of 48 K/V slots",
     ),
     "no output": ([ChatMessage("user", "a")], {"max_tokens": 0}, "max_tokens is 0; it must be at least 1"),
 }

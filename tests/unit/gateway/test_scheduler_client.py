@@ -4,11 +4,11 @@ import asyncio
 
 import pytest
 
-from services.gateway.admission import GenerateJob
+from services.gateway.jobs import GenerateJob
 from services.gateway.readiness import Readiness
 from services.gateway.scheduler_client import SchedulerClient
 from services.gateway.served_model import load_model_text
-from services.gateway.streams import StreamTable
+from services.gateway.streams import News, StreamTable
 from shared.clock import ManualClock
 from shared.errors import OverloadedError
 from shared.ids import RequestId
@@ -25,12 +25,13 @@ async def test_what_a_scheduler_does_not_read_is_bounded() -> None:
     streams = StreamTable(ManualClock())
     client = SchedulerClient("127.0.0.1:1", streams, Readiness(load_model_text), max_queued=2)
     try:
-        early = client.open(make_job())  # waits for a session, in no queue
+        (early,) = client.open([make_job()], News())  # waits for a session, in no queue
         queue: asyncio.Queue[Submit | Cancel] = asyncio.Queue()
         client._on_events(SessionEvents(engine_ready=ENGINE), queue)
-        late = client.open(make_job())
+        (late,) = client.open([make_job()], News())
         with pytest.raises(OverloadedError, match="does not keep up"):
-            client.open(make_job())
+            client.open([make_job()], News())
+        client.close_stream(early)
         client.close_stream(early)
         assert list(streams.unfinished()) == [late]
         sent = [queue.get_nowait() for _ in range(queue.qsize())]
