@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from services.gateway.api_keys import Authenticator
 from services.gateway.clients import bind_client
 from services.gateway.generation import Generation
+from services.gateway.observation import AccessLog
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.readiness import Readiness
 from services.gateway.request_limit import RequestLimit
@@ -69,7 +70,7 @@ async def run_gateway(
     requests = GatewayMetrics(limit)
     metrics = ServiceMetrics("gateway")
     metrics.add(requests)
-    generation = Generation(scheduler, readiness, limit, clock)
+    generation = Generation(scheduler, readiness, limit, clock, observers=[AccessLog()])
     servicer = GatewayServicer(generation, watch)
     server.add(gateway_pb2_grpc.add_GatewayServicer_to_server, servicer, "orca.v1.Gateway")
     try:
