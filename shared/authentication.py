@@ -62,10 +62,11 @@ def authorization_metadata(api_key: str | None) -> tuple[tuple[str, str], ...]:
 
 
 def _authorization(details: grpc.HandlerCallDetails) -> str | None:
-    for key, value in details.invocation_metadata or ():
-        if key == AUTHORIZATION_KEY:
-            return value if isinstance(value, str) else value.decode("latin-1")
-    return None
+    """Return the one value; several are as good as none, since nobody knows which is meant."""
+    values = [value for key, value in details.invocation_metadata or () if key == AUTHORIZATION_KEY]
+    if len(values) != 1:
+        return None
+    return values[0] if isinstance(values[0], str) else values[0].decode("latin-1")
 
 
 def _refusing(refusal: UnauthenticatedError) -> Any:

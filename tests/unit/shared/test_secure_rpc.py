@@ -112,6 +112,13 @@ async def test_a_large_message_without_a_key_is_not_even_read() -> None:
         assert await status_of(unary(b"x" * (32 << 20), timeout=10)) is grpc.StatusCode.UNAUTHENTICATED
 
 
+async def test_two_keys_are_as_good_as_none() -> None:
+    metadata = (("authorization", "Bearer right"), ("authorization", "Bearer right"))
+    async with serving(authenticate=authenticate) as address, connect(address) as channel:
+        unary: Any = channel.unary_unary("/orca.v1.Gateway/Tokenize")
+        assert await status_of(unary(b"", metadata=metadata, timeout=10)) is grpc.StatusCode.UNAUTHENTICATED
+
+
 async def test_probes_need_no_key() -> None:
     async with serving(authenticate=authenticate) as address, connect(address) as channel:
         stub = health_pb2_grpc.HealthStub(channel)
