@@ -8,11 +8,12 @@ holds the other end of that pipe, so its death, by whatever cause, takes its chi
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import sys
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 import uvloop
 
@@ -58,16 +59,17 @@ class Shutdown:
 
 def run_service(
     main: Callable[[Shutdown], Awaitable[None]], *, grace_s: float = 10.0, exit_with_parent: bool = False
-) -> int:
-    """Run ``main`` on a uvloop until it returns; the process's exit code is returned.
+) -> NoReturn:
+    """Run ``main`` on a uvloop until it returns, then end the process.
 
-    0: it left as asked. 1: it failed, and the cause has been logged as one event.
+    Exit code 0: it left as asked. 1: it failed, and the cause has been logged as one event.
     """
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            return runner.run(_serve(main, grace_s, exit_with_parent))
+            exit_code = runner.run(_serve(main, grace_s, exit_with_parent))
     except KeyboardInterrupt:
-        return 130
+        exit_code = 130
+    _end_process(exit_code)
 
 
 async def _serve(main: Callable[[Shutdown], Awaitable[None]], grace_s: float, exit_with_parent: bool) -> int:
@@ -96,6 +98,18 @@ async def _serve(main: Callable[[Shutdown], Awaitable[None]], grace_s: float, ex
     if exit_code == 0:
         get_logger().info("service_stopped", reason=shutdown.reason or "done")
     return exit_code
+
+
+def _end_process(exit_code: int) -> NoReturn:
+    """Leave without tearing the interpreter down.
+
+    All that matters has been given back by now, and libraries' threads that are held in a call of theirs (a collective,
+    a compile) may keep a finalization from ever ending, when no timer of ours runs any more.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):  # nobody reads it any more
+            stream.flush()
+    os._exit(exit_code)
 
 
 def _exit_by_force_after(duration_s: float) -> None:

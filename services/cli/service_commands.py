@@ -160,4 +160,4 @@ def _configure_logging(level: str, log_format: str, **bound: object) -> None:
 def _serve(run: "Callable[[Shutdown], Awaitable[None]]", grace_s: float, exit_with_parent: bool) -> None:
     from shared.lifecycle import run_service
 
-    raise typer.Exit(run_service(run, grace_s=grace_s, exit_with_parent=exit_with_parent))
+    run_service(run, grace_s=grace_s, exit_with_parent=exit_with_parent)

@@ -47,10 +47,10 @@ def started(monkeypatch: pytest.MonkeyPatch) -> Started:
         setattr(module, f"run_{name}", run)
         monkeypatch.setitem(sys.modules, module.__name__, module)
 
-    def run_service(service: Any, *, grace_s: float, exit_with_parent: bool) -> int:
+    def run_service(service: Any, *, grace_s: float, exit_with_parent: bool) -> None:
         seen.grace_s, seen.exit_with_parent = grace_s, exit_with_parent
         asyncio.run(service(Shutdown(grace_s)))
-        return 7
+        raise SystemExit(7)
 
     def configure_logging(level: str, *, json: bool | None, **bound: object) -> None:
         seen.logging = {"level": level, "json": json, **bound}

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 PROGRAM = """
-import asyncio, sys
+import asyncio, threading
 from shared.errors import ModelError
 from shared.lifecycle import run_service
 from shared.log import configure_logging, get_logger
@@ -28,7 +28,7 @@ async def main(shutdown):
     get_logger().info("up")
     {body}
 
-sys.exit(run_service(main, exit_with_parent={exit_with_parent}))
+run_service(main, exit_with_parent={exit_with_parent})
 """
 
 
@@ -93,6 +93,12 @@ def test_without_the_option_standard_input_means_nothing() -> None:
 def test_it_may_end_by_itself() -> None:
     with service("return") as process:
         assert last_event(process)["reason"] == "done"
+        assert process.wait(10) == 0
+
+
+def test_a_thread_that_never_ends_does_not_keep_it() -> None:
+    with service("threading.Thread(target=threading.Event().wait).start()") as process:
+        assert last_event(process)["event"] == "service_stopped"
         assert process.wait(10) == 0
 
 
