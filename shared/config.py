@@ -144,7 +144,7 @@ class EngineConfig:
     block_size: int = 16
     """Tokens in one K/V block."""
     max_model_len: int = 0
-    """Longest sequence, prompt and output, in tokens; 0 takes the model's own limit."""
+    """Longest sequence, prompt and output, in tokens, at least 2; 0 takes the model's own limit."""
     collective_timeout_s: int = 60
     """A collective or an activation that takes longer is taken for lost."""
 
@@ -166,6 +166,10 @@ class EngineConfig:
         _check_range("kv-memory", self.kv_memory_bytes, 1 << 10, 1 << 44)
         _check_range("block-size", self.block_size, 1, 1024)
         _check_range("max-model-len", self.max_model_len, 0, 1 << 24)
+        if self.max_model_len == 1:
+            raise ConfigError(
+                "--max-model-len must be at least 2, a token of prompt and one of output, or 0 for the model's own limit"
+            )
         _check_range("collective-timeout", self.collective_timeout_s, 1, 86400)
 
 
