@@ -168,7 +168,7 @@ class EngineConfig:
         _check_range("max-model-len", self.max_model_len, 0, 1 << 24)
         if self.max_model_len == 1:
             raise ConfigError(
-                "--max-model-len must be at least 2, a token of prompt and one of output, or 0 for the model's own limit"
+                "--max-model-len must be at least 2, a token of prompt and one of output; 0 takes the model's own limit"
             )
         _check_range("collective-timeout", self.collective_timeout_s, 1, 86400)
 
