@@ -52,8 +52,7 @@ async def run_worker(config: WorkerConfig, shutdown: Shutdown) -> None:
     listen_host = config.listen.host
     advertised_host = config.advertise_host or listen_host
     rank_metrics = WorkerMetrics(config.stage, config.tp_rank)
-    metrics = ServiceMetrics("worker")
-    metrics.add(rank_metrics)
+    metrics = ServiceMetrics("worker", rank_metrics)
     # One span for each stage: those of its other ranks would say the same.
     leads = config.tp_rank == 0
     tracer = open_tracer("worker", config.observability, clock, **{"orca.stage": config.stage}) if leads else None

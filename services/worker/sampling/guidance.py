@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
 from services.worker.sampling.logit_rules import BARRED
-from shared.errors import ModelError
 from shared.log import get_logger
+from shared.text.guidance_vocabulary import GuidanceVocabulary, guidance_matcher
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from llguidance import LLMatcher, LLTokenizer
     from torch import Tensor
 
     from shared.text.tokenizer import Tokenizer
@@ -43,7 +43,9 @@ class Vocabulary:
         """Return them (0.4 s for 50,000, the first time). Raises ``ModelError``."""
         with self._lock:
             if self._tokens is None:
-                self._tokens = _read(self._load(), self._size)
+                tokenizer = self._load()
+                vocabulary = GuidanceVocabulary.of(tokenizer, self._size)
+                self._tokens = vocabulary.library_tokenizer(encode=tokenizer.encode)
             return self._tokens
 
 
@@ -72,7 +74,7 @@ class GrammarCompiler:
         while (job := self._jobs.get()) is not None:
             future, grammar, output = job
             try:
-                matcher = LLMatcher(self._vocabulary.tokens(), grammar, log_level=0)
+                matcher = guidance_matcher(self._vocabulary.tokens(), grammar)
                 matcher.consume_tokens(list(output))
             except BaseException as error:  # noqa: BLE001 - for the sequence that asked; a panic of the library, too
                 future.set_exception(error)
@@ -94,7 +96,7 @@ class Guided:
             bits = np.frombuffer(matcher.compute_bitmask(), np.uint8)
             failure: str = matcher.stop_reason() if matcher.is_error() else ""
         except BaseException as error:  # noqa: BLE001 - a panic of the library, too, is this sequence's alone
-            failure = str(error) if isinstance(error, ModelError) else type(error).__name__
+            failure = type(error).__name__
         if failure:
             # Not in the library's own words: they may quote the grammar and the text.
             get_logger().warning("grammar_failed", reason=failure)
@@ -107,29 +109,3 @@ class Guided:
         """Go on in the grammar; if the token does not fit it, the next one shows that."""
         if self._matcher.exception() is None:
             self._matcher.result().consume_token(token_id)
-
-
-class _LibraryTokenizer:
-    """What the library asks of a tokenizer."""
-
-    def __init__(self, tokenizer: Tokenizer, size: int, eos_token_id: int) -> None:
-        self._tokenizer = tokenizer
-        self.eos_token_id = eos_token_id
-        self.bos_token_id = None
-        special = tokenizer.special_tokens
-        self.special_token_ids = sorted(token_id for token_id in special if token_id < size)
-        self.tokens = [
-            special[token_id].encode() if token_id in special else tokenizer.token_bytes(token_id)
-            for token_id in range(size)
-        ]
-
-    def __call__(self, text: str) -> list[int]:
-        return self._tokenizer.encode(text, add_special_tokens=False, parse_special=False)
-
-
-def _read(tokenizer: Tokenizer, size: int) -> LLTokenizer:
-    end_ids = sorted(token_id for token_id in tokenizer.eos_token_ids if token_id < size)
-    if not end_ids:
-        raise ModelError("the model has no token that ends a text, hence no way to end what a grammar has completed")
-    wrapper = TokenizerWrapper(_LibraryTokenizer(tokenizer, size, end_ids[0]))
-    return LLTokenizer(wrapper, n_vocab=size, eos_token=end_ids)

@@ -33,6 +33,13 @@ def test_norms(num_tokens: int, size: int, dtype: torch.dtype) -> None:
     _close(kernels.layer_norm(x, weight, bias, 1e-5), reference.layer_norm(x, weight, bias, 1e-5))
 
 
+def test_argmax_takes_the_first_of_equals_and_what_is_no_number() -> None:
+    x = torch.tensor([[0.0, 2.0, 2.0], [1.0, torch.nan, 3.0], [-torch.inf, -torch.inf, -torch.inf]])
+    assert kernels.argmax(x).tolist() == [1, 1, 0]
+    random = _randn(0, 7, 1000)
+    assert torch.equal(kernels.argmax(random), reference.argmax(random))
+
+
 def test_rms_norm_of_heads_that_are_a_view() -> None:
     """Queries are a slice of the fused projection."""
     heads = _randn(0, 5, 96)[:, :64].view(5, 4, 16)
