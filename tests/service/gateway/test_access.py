@@ -126,20 +126,27 @@ async def test_a_key_has_its_own_limit(start_gateway: StartGateway, keys: Path) 
 async def test_the_surplus_of_a_burst_is_refused_at_once_and_the_rest_is_served(start_gateway: StartGateway) -> None:
     async with start_gateway(max_requests=8, max_queued=16) as gateway:
         await gateway.health(serving=True)
-        requests = [asyncio.create_task(collect(gateway.client.generate("a"))) for _ in range(200)]
-        done, _ = await asyncio.wait(requests, timeout=10, return_when=asyncio.FIRST_COMPLETED)
-        while len(done) < 200 - 24:
-            done, _ = await asyncio.wait(requests, timeout=0.1, return_when=asyncio.ALL_COMPLETED)
-        for request in done:
+        num_choices = [4 if at % 10 == 0 else 1 for at in range(200)]
+        requests = [
+            asyncio.create_task(collect(gateway.client.generate("a", GenerateOptions(n=n)))) for n in num_choices
+        ]
+        places = dict(zip(requests, num_choices, strict=True))
+        waiting = set(requests)
+        async with asyncio.timeout(10):
+            # Nobody is served yet: once the gateway has as many as are not done, all others are refused.
+            while (await gateway.client.status()).num_gateway_requests != len(waiting):
+                waiting = {request for request in requests if not request.done()}
+        assert 8 + 16 - 3 <= sum(places[request] for request in waiting) <= 8 + 16
+        for request in set(requests) - waiting:
             refused = request.exception()
             assert isinstance(refused, OverloadedError)
             assert refused.retry_after_s is not None
             assert refused.retry_after_s >= 1
         with pytest.raises(InvalidRequestError, match="has 5000000 bytes"):
             await collect(gateway.client.generate("x" * 5_000_000))
-        for _ in range(24):
+        for _ in range(sum(places[request] for request in waiting)):
             await serve_next(gateway)
-        assert all(await asyncio.gather(*(request for request in requests if request not in done)))
+        assert all(await asyncio.gather(*waiting))
 
 
 async def test_who_gives_up_while_it_waits_never_reaches_the_scheduler(start_gateway: StartGateway) -> None:

@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import hashlib
 import os
-from typing import TYPE_CHECKING
+import re
+from pathlib import Path
 
 import pytest
 import structlog
@@ -13,9 +14,6 @@ from services.gateway.api_keys import MAX_FILE_BYTES, Authenticator
 from services.gateway.clients import ANONYMOUS, Client, bind_client, calling_client
 from services.gateway.key_file import MAX_KEYS, parse_keys
 from shared.errors import ConfigError, UnauthenticatedError
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 ALICE = "alice-secret-0123456789"
 BOB = "bob#secret=weight=2-0123456789"
@@ -179,3 +177,13 @@ def test_who_calls_is_known_where_it_matters() -> None:
 
     assert copy_context().run(call) == Client("alice")
     assert calling_client() is ANONYMOUS
+
+
+def test_the_file_that_the_readme_shows_is_one() -> None:
+    readme = (Path(__file__).parents[3] / "README.md").read_text(encoding="utf-8")
+    (shown,) = re.findall(r"^```\n(# name .*?)```$", readme, re.MULTILINE | re.DOTALL)
+    clients = parse_keys(shown, origin="README.md").values()
+    assert {client.name: (client.weight, client.max_requests) for client in clients} == {
+        "alice": (3, None),
+        "bob": (1, 8),
+    }
