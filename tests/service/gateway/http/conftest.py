@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import httpx2
 import pytest
+import uvloop
 
 from services.gateway.api_keys import Authenticator
 from services.gateway.http.app import build_app
@@ -17,11 +18,19 @@ from shared.config import HttpConfig, ListenConfig
 from tests.fakes.fake_generation import FakeGeneration
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Callable
 
     from services.gateway.generation import Generation
     from services.gateway.readiness import Readiness
     from shared.errors import OrcaError
+
+
+def pytest_asyncio_loop_factories(
+    config: pytest.Config, item: pytest.Item
+) -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
+    """The loop that services run on; where it is about sockets, the standard library's as well."""
+    loops: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {"uvloop": uvloop.new_event_loop}
+    return loops | {"asyncio": asyncio.new_event_loop} if item.path.stem == "test_leaving" else loops
 
 
 @dataclass

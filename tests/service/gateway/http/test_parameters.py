@@ -129,22 +129,22 @@ async def test_guidance(front: RunningFront, path: str, body: dict[str, Any], gu
     assert (await options_of(front, path, **body)).guidance == guidance
 
 
-def each(field: str, *values: Any) -> list[tuple[str, Any]]:
+def each(field: str, values: list[Any]) -> list[tuple[str, Any]]:
     return [(field, value) for value in values]
 
 
 WRONG: list[tuple[str, Any]] = [
-    *each("max_tokens", "5", 1.5, 5.0, True, [], {}),
-    *each("temperature", "0", True, [1]),
+    *each("max_tokens", ["5", 1.5, 5.0, True, [], {}]),
+    *each("temperature", ["0", True, [1]]),
     ("top_p", "1"),
-    *each("top_k", 1.0, "1"),
-    *each("seed", 1.5, 1 << 64, -(1 << 63) - 1, 1 << 70),
-    *each("n", 0, -1, 129, 1.0, "1"),
-    *each("stop", 5, [5], {}, ["a", None]),
-    *each("stop_token_ids", [1.0], ["12"], 5, [True]),
-    *each("logit_bias", [], {"x": 1}, {"1.0": 1}, {"": 1}, {"²": 1}, {"9" * 30: 1}),
+    *each("top_k", [1.0, "1"]),
+    *each("seed", [1.5, 1 << 64, -(1 << 63) - 1, 1 << 70]),
+    *each("n", [0, -1, 129, 1.0, "1"]),
+    *each("stop", [5, [5], {}, ["a", None]]),
+    *each("stop_token_ids", [[1.0], ["12"], 5, [True]]),
+    *each("logit_bias", [[], {"x": 1}, {"1.0": 1}, {"": 1}, {"²": 1}, {"9" * 30: 1}]),
     ("logit_bias.5", {"5": "1"}),
-    *each("stream", 1, "true"),
+    *each("stream", [1, "true"]),
     ("stream_options", True),
     ("stream_options.include_usage", {"include_usage": 1}),
     ("stream_options.include_obfuscation", {"include_obfuscation": True}),
