@@ -111,9 +111,9 @@ class _Build(Collector):
 class ServiceMetrics:
     """All metrics of a process: its own, the build's and those of the process itself."""
 
-    def __init__(self, service: str) -> None:
+    def __init__(self, service: str, *collectors: Collector) -> None:
         self._registry = CollectorRegistry(auto_describe=True)
-        self.add(_Build(service))
+        self.add(_Build(service), *collectors)
         ProcessCollector(registry=self._registry)
         PlatformCollector(registry=self._registry)
         GCCollector(registry=self._registry)

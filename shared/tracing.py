@@ -34,7 +34,7 @@ __all__ = [
     "open_tracer",
 ]
 
-AttributeValue = str | int | float | bool
+AttributeValue = str | int | float | bool | tuple[str, ...]
 
 TRACEPARENT_KEY = "traceparent"
 """HTTP header and gRPC metadata key."""

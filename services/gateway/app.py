@@ -9,14 +9,15 @@ from typing import TYPE_CHECKING
 from services.gateway.api_keys import Authenticator
 from services.gateway.clients import bind_client
 from services.gateway.generation import Generation
-from services.gateway.observation import AccessLog
 from services.gateway.metrics import GatewayMetrics
+from services.gateway.observation import AccessLog
 from services.gateway.readiness import Readiness
 from services.gateway.request_limit import RequestLimit
 from services.gateway.scheduler_client import SchedulerClient
 from services.gateway.served_model import ModelText, load_model_text
 from services.gateway.servicer import GatewayServicer
 from services.gateway.streams import StreamTable
+from services.gateway.tracing import RequestTracer
 from services.gateway.watch import MeshWatch
 from shared.clock import SystemClock
 from shared.log import get_logger
@@ -26,11 +27,13 @@ from shared.pb import gateway_pb2_grpc
 from shared.rpc import RpcServer, bound_address
 from shared.status import StatusCode
 from shared.tls import load_tls
+from shared.tracing import open_tracer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from services.gateway.http.server import HttpServer
+    from services.gateway.observation import RequestObserver
     from shared.config import GatewayConfig, HttpConfig
     from shared.lifecycle import Shutdown
     from shared.tls import TlsFiles
@@ -68,9 +71,10 @@ async def run_gateway(
         num_requests=lambda: limit.num_requests,
     )
     requests = GatewayMetrics(limit)
-    metrics = ServiceMetrics("gateway")
-    metrics.add(requests)
-    generation = Generation(scheduler, readiness, limit, clock, observers=[AccessLog()])
+    metrics = ServiceMetrics("gateway", requests)
+    tracer = open_tracer("gateway", config.observability, clock)
+    observers: list[RequestObserver] = [AccessLog(), requests, *([] if tracer is None else [RequestTracer(tracer)])]
+    generation = Generation(scheduler, readiness, limit, clock, observers)
     servicer = GatewayServicer(generation, watch)
     server.add(gateway_pb2_grpc.add_GatewayServicer_to_server, servicer, "orca.v1.Gateway")
     try:
@@ -110,6 +114,8 @@ async def run_gateway(
     finally:
         await server.stop(0)
         await scheduler.close()
+        if tracer is not None:
+            await tracer.close()
 
 
 def _http_server(

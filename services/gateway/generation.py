@@ -37,6 +37,7 @@ from services.gateway.text.stop_strings import StopStrings
 from shared.errors import DeadlineExceededError, InvalidRequestError, OrcaError
 from shared.generation import Delta, GatewayStatus, ModelInfo
 from shared.status import StatusCode
+from shared.tracing import calling_traceparent
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Sequence
@@ -127,7 +128,7 @@ class Generation:
         return GatewayStatus(engine, self._limit.num_requests)
 
     async def _serve(self, source: PromptSource, client: Client) -> AsyncGenerator[Delta, None]:
-        record = RequestRecord(source.method, client.name, self._clock.now_ns())
+        record = RequestRecord(source.method, client.name, self._clock.now_ns(), calling_traceparent())
         for observer in self._observers:
             observer.received(record)
         try:
@@ -136,8 +137,7 @@ class Generation:
                 yield Delta(request_id=record.request_id)
                 while not response.is_done:
                     deltas = await response.take()
-                    if record.first_token_ns is None:
-                        self._watch_for_first_token(deltas, record)
+                    self._tell_of_tokens(deltas, record)
                     for delta in deltas:
                         yield delta
                 record.code = StatusCode.OK
@@ -152,11 +152,21 @@ class Generation:
             for observer in self._observers:
                 observer.ended(record)
 
-    def _watch_for_first_token(self, deltas: Sequence[Delta], record: RequestRecord) -> None:
-        if any(delta.token_ids and not delta.is_prompt for delta in deltas):
-            record.first_token_ns = self._clock.now_ns()
+    def _tell_of_tokens(self, deltas: Sequence[Delta], record: RequestRecord) -> None:
+        counts = [len(delta.token_ids) for delta in deltas if delta.token_ids and not delta.is_prompt]
+        if not counts:
+            return
+        now_ns = self._clock.now_ns()
+        if record.first_token_ns is None:
+            record.first_token_ns = now_ns
             for observer in self._observers:
                 observer.first_token(record)
+        else:
+            # Outputs advance side by side: the longest delta says how many steps passed.
+            interval_ns, num_tokens = (now_ns - record.last_token_ns) // max(counts), sum(counts)
+            for observer in self._observers:
+                observer.more_tokens(interval_ns, num_tokens)
+        record.last_token_ns = now_ns
 
     async def _accept(
         self, source: PromptSource, client: Client, record: RequestRecord, stack: contextlib.AsyncExitStack
@@ -211,6 +221,7 @@ class Generation:
             eos_token_ids=model.text.tokenizer.eos_token_ids,
             default_max_tokens=source.default_max_tokens,
             received_ns=record.received_ns,
+            traceparent=record.traceparent,
             echo=source.echo,
         )
         return build_jobs(prompts, source.options, terms)

@@ -50,6 +50,7 @@ class GenerateJob:
     """When the gateway received it, by its own clock."""
     num_prompt_logprobs: int | None = None
     grammar: str = ""
+    traceparent: str = ""
 
     @property
     def needs_engine(self) -> bool:
@@ -69,6 +70,8 @@ class JobTerms:
     received_ns: int
     echo: bool = False
     grammar: str = ""
+    traceparent: str = ""
+    """The request's span, where it is traced."""
 
 
 def prompt_field(index: int, num_prompts: int) -> str:
@@ -128,6 +131,7 @@ def build_jobs(prompts: Sequence[Prompt], options: GenerateOptions, terms: JobTe
                 received_ns=terms.received_ns,
                 num_prompt_logprobs=options.num_logprobs if scores_prompt else None,
                 grammar=terms.grammar,
+                traceparent=terms.traceparent,
             )
             for sample in range(num_candidates)
         ]

@@ -81,7 +81,7 @@ class GatewayMetrics(Collector):
         assert record.first_token_ns is not None
         self._first_token.observe((record.first_token_ns - record.received_ns) / 1e9)
 
-    def tokens(self, interval_ns: int, num_tokens: int) -> None:
+    def more_tokens(self, interval_ns: int, num_tokens: int) -> None:
         """Take note of tokens that came ``interval_ns`` after the ones before, each."""
         self._token_interval.observe(interval_ns / 1e9, num_tokens)
 

@@ -1,6 +1,6 @@
-"""What becomes of requests, told as it happens to whoever wants to know: the access log, metrics.
+"""What becomes of requests, told as it happens to whoever wants to know: the access log, metrics, traces.
 
-Observers are called on the event loop, three times for a request, never for each token.
+Observers are called on the event loop, and never wait.
 """
 
 from __future__ import annotations
@@ -25,6 +25,10 @@ class RequestRecord:
     """"Generate" or "Chat", whatever the API."""
     client: str
     received_ns: int
+    caller_traceparent: str = ""
+    """The client's own span, where it told one."""
+    traceparent: str = ""
+    """The span of this request, where it is traced."""
     request_id: str = ""
     """Known once the request has been looked at."""
     num_prompt_tokens: int = 0
@@ -32,6 +36,8 @@ class RequestRecord:
     num_output_tokens: int = 0
     """Of all outputs so far; set at the end."""
     first_token_ns: int | None = None
+    last_token_ns: int = 0
+    """When the latest tokens went to the client; once there is a first one."""
     ended_ns: int = 0
     code: StatusCode = StatusCode.CANCELLED
     """How it ended: OK, or the status of its error; CANCELLED where the client left, which nobody tells."""
@@ -48,6 +54,9 @@ class RequestObserver(Protocol):
     def first_token(self, record: RequestRecord) -> None:
         """Its first token goes to the client."""
 
+    def more_tokens(self, interval_ns: int, num_tokens: int) -> None:
+        """More of them go, in one delta or several; ``interval_ns`` is the time for each of one output."""
+
     def ended(self, record: RequestRecord) -> None:
         """It has ended, in whatever way."""
 
@@ -59,6 +68,9 @@ class AccessLog:
         """Nothing to tell yet."""
 
     def first_token(self, record: RequestRecord) -> None:
+        """Nothing to tell yet."""
+
+    def more_tokens(self, interval_ns: int, num_tokens: int) -> None:
         """Nothing to tell yet."""
 
     def ended(self, record: RequestRecord) -> None:

@@ -235,6 +235,7 @@ class SchedulerClient:
                 output_token_ids=token_ids(stream.output_token_ids),
                 num_prompt_logprobs=None if stream.is_scored else job.num_prompt_logprobs,
                 grammar=job.grammar,
+                traceparent=job.traceparent,
             )
         )
 

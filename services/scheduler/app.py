@@ -52,8 +52,7 @@ async def run_scheduler(
     keeper = EngineKeeper(config.engine, registry, loop, server, tls)
     watch = EngineWatch(lambda: _status(keeper, registry, loop), clock, connect=partial(WorkerClient, tls=tls))
     sessions = SchedulerServicer(loop, lambda: _status(keeper, registry, loop), watch)
-    metrics = ServiceMetrics("scheduler")
-    metrics.add(EngineMetrics(lambda: _status(keeper, registry, loop)), loop_metrics)
+    metrics = ServiceMetrics("scheduler", EngineMetrics(lambda: _status(keeper, registry, loop)), loop_metrics)
     server.add(scheduler_pb2_grpc.add_SchedulerServicer_to_server, sessions, "orca.v1.Scheduler")
     server.add(
         worker_pb2_grpc.add_WorkerRegistryServicer_to_server,
