@@ -25,8 +25,8 @@ __all__ = ["MIN_TEMPERATURE", "Sampled", "SamplingColumns", "draw", "most_probab
 MIN_TEMPERATURE = 1e-5
 """Temperatures below this are greedy: nothing but the largest logit would have a chance."""
 
-_NARROW = 256
-"""Candidates looked at before a row's whole vocabulary is sorted; nearly always enough for top-p."""
+_WIDTHS = (256, 4096)
+"""Candidates looked at before a row's whole vocabulary is sorted; the first are nearly always enough for top-p."""
 
 _MAX_ROWS = 32
 """Rows drawn at a time, which bounds the memory: a vocabulary of 128 k takes 1 MiB a row and array."""
@@ -101,13 +101,20 @@ def uniforms(seed: _Column, position: _Column) -> np.ndarray[tuple[int], np.dtyp
 def most_probable(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """Return the largest logits in falling order and their ids, [S, count]; the smaller id first among equals."""
     vocab_size = logits.shape[-1]
-    bits = logits.contiguous().view(torch.int32)
-    ordered = bits ^ ((bits >> 31) & 0x7FFFFFFF)  # as integers, in the order of the floats
-    reversed_ids = torch.arange(vocab_size - 1, -1, -1, device=logits.device)
-    keys = (ordered.to(torch.int64) << 32) + reversed_ids
-    top = keys.topk(count, dim=-1).values if count < vocab_size else keys.sort(dim=-1, descending=True).values
-    token_ids = vocab_size - 1 - (top & 0xFFFFFFFF)
-    return logits.gather(-1, token_ids), token_ids
+    if count == vocab_size:
+        top = logits.sort(dim=-1, descending=True, stable=True)
+        return top.values, top.indices
+    values, token_ids = logits.topk(count + 1, dim=-1)
+    # Which of several equals are taken is up to torch: where the last one taken has an equal that is not, sort all.
+    ambiguous = values[:, count] == values[:, count - 1]
+    values, token_ids = values[:, :count], token_ids[:, :count]
+    by_id = token_ids.sort(dim=-1)
+    in_order = values.gather(-1, by_id.indices).sort(dim=-1, descending=True, stable=True)
+    values, token_ids = in_order.values, by_id.values.gather(-1, in_order.indices)
+    for row in ambiguous.nonzero().flatten().tolist():
+        top = logits[row].sort(descending=True, stable=True)
+        values[row], token_ids[row] = top.values[:count], top.indices[:count]
+    return values, token_ids
 
 
 def _splitmix(z: np.ndarray[Any, np.dtype[np.uint64]]) -> np.ndarray[Any, np.dtype[np.uint64]]:
@@ -131,7 +138,7 @@ def _draw_ordered(logits: Tensor, peaks: Tensor, columns: SamplingColumns) -> Te
     sums = _weights(logits, peaks, columns).sum(dim=-1, keepdim=True, dtype=torch.float64)
     token_ids = torch.zeros(logits.shape[0], dtype=torch.int64, device=logits.device)
     pending = np.arange(logits.shape[0])
-    for width in (min(_NARROW, vocab_size), vocab_size):
+    for width in sorted({min(width, vocab_size) for width in (*_WIDTHS, vocab_size)}):
         index = torch.from_numpy(pending).to(logits.device)
         drawn, decided = _draw_of_top(logits[index], peaks[index], sums[index], columns.take(pending), width)
         token_ids[index] = drawn

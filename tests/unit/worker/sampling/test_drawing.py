@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from services.worker.sampling.drawing import SamplingColumns, draw, uniforms
+from services.worker.sampling.drawing import SamplingColumns, draw, most_probable, uniforms
 
 _PROBABILITIES = torch.tensor([0.1, 0.4, 0.2, 0.3])
 
@@ -179,3 +179,13 @@ def test_uniforms_stay_as_they_are() -> None:
     """They are part of what a seed means; the numbers come from the published algorithm in Python's own integers."""
     actual = uniforms(np.array([0, 1, -1]), np.array([0, 7, 1 << 40]))
     np.testing.assert_allclose(actual, [0.652448486, 0.246965202, 0.544004138], atol=1e-9)
+
+
+@pytest.mark.parametrize("num_values", [2, 30, 100_000])
+@pytest.mark.parametrize("count", [1, 20, 256, 700])
+def test_equal_logits_rank_by_id(num_values: int, count: int) -> None:
+    logits = torch.randint(num_values, (9, 700), generator=torch.Generator().manual_seed(num_values)).float()
+    values, token_ids = most_probable(logits, count)
+    expected = np.argsort(-logits.numpy(), axis=-1, kind="stable")[:, :count]
+    assert token_ids.tolist() == expected.tolist()
+    assert torch.equal(values, logits.gather(-1, token_ids))
