@@ -18,6 +18,7 @@ THREAD_END_S = 2.0
 
 LIBRARY_THREADS = (
     "asyncio_",  # the event loop's own executor: joined when the loop closes, which is after this check
+    "uvloop_",  # the same of the other loop
     "_poll_wrapper",  # gRPC's poller: one for all loops, until the process ends
 )
 

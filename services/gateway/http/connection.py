@@ -14,6 +14,7 @@ Errors in the protocol itself are answered in OpenAI's shape.
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING, Any
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
@@ -22,6 +23,7 @@ from services.gateway.http.errors import HttpError
 
 if TYPE_CHECKING:
     import asyncio
+    from collections.abc import Iterator
 
     from starlette.types import Scope
     from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
@@ -35,9 +37,8 @@ _EXTENSION = "orca.response"
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _COMMENT = b"3\r\n:\n\n\r\n"
 """A server-sent comment as a chunk."""
-_SECOND_PROBE_S = 0.1
-"""The first one brings the reset, if any; this one meets it."""
-_PROBE_INTERVAL_S = 1.0
+_PROBE_INTERVALS_S = (0.1, 1.0)
+"""Probes go in pairs: the first one brings the reset, if any, the second one meets it."""
 
 
 class ResponseControl:
@@ -107,7 +108,7 @@ class ClientConnection(HttpToolsProtocol):
             return False
         if not self._half_closed:
             self._half_closed = True
-            self._probe(_SECOND_PROBE_S)
+            self._probe(itertools.cycle(_PROBE_INTERVALS_S))
         return True
 
     def on_response_complete(self) -> None:
@@ -146,7 +147,7 @@ class ClientConnection(HttpToolsProtocol):
         self.transport.write(STATUS_LINE[error.status] + head + body)
         self.transport.close()
 
-    def _probe(self, next_s: float) -> None:
+    def _probe(self, intervals_s: Iterator[float]) -> None:
         """Send what a client that is still there ignores."""
         cycle = self.cycle
         if self._is_idle or self.pipeline or self.transport.is_closing():
@@ -155,4 +156,4 @@ class ClientConnection(HttpToolsProtocol):
             self.transport.write(_CONTINUE)
         elif self._control.streams_events and cycle.chunked_encoding:
             self.transport.write(_COMMENT)
-        self._probe_timer = self.loop.call_later(next_s, self._probe, _PROBE_INTERVAL_S)
+        self._probe_timer = self.loop.call_later(next(intervals_s), self._probe, intervals_s)

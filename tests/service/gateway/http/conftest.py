@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from services.gateway.generation import Generation
     from services.gateway.readiness import Readiness
     from shared.errors import OrcaError
+    from shared.tls import TlsFiles
 
 
 def pytest_asyncio_loop_factories(
@@ -78,13 +79,13 @@ class RunningFront:
 
 class StartFront(Protocol):
     def __call__(
-        self, config: HttpConfig = ..., authenticator: Authenticator = ...
+        self, config: HttpConfig = ..., authenticator: Authenticator = ..., tls: TlsFiles = ...
     ) -> contextlib.AbstractAsyncContextManager[RunningFront]: ...
 
 
 @contextlib.asynccontextmanager
 async def _start(
-    config: HttpConfig | None = None, authenticator: Authenticator | None = None
+    config: HttpConfig | None = None, authenticator: Authenticator | None = None, tls: TlsFiles | None = None
 ) -> AsyncIterator[RunningFront]:
     generation, readiness = FakeGeneration(), FakeReadiness()
     app = build_app(
@@ -93,7 +94,7 @@ async def _start(
         cast("Readiness", readiness),
         authenticator or Authenticator(),
     )
-    server = HttpServer(app, ListenConfig(port=0))
+    server = HttpServer(app, ListenConfig(port=0), tls)
     serving = asyncio.create_task(server.serve())
     try:
         async with httpx2.AsyncClient(base_url=server.address, timeout=10, verify=False) as client:
