@@ -84,10 +84,10 @@ def test_what_an_output_cost_is_charged_at_its_end() -> None:
 
 def test_nobody_saves_up_a_share() -> None:
     fair = queue()
-    (idle,) = entered(fair, Client("idle"))
-    fair.admit()
-    fair.leave(idle)
+    (first,) = entered(fair, Client("idle"))
     entered(fair, Client("busy"), 100)
+    assert fair.admit() == [first]
+    fair.leave(first)
     for _ in range(50):
         (ticket,) = fair.admit()
         fair.leave(ticket)
@@ -165,6 +165,10 @@ def test_a_wide_newcomer_that_is_too_much_itself_costs_nobody_a_place() -> None:
     (wide,) = entered(fair, Client("b"), num_places=4)
     assert fair.shed(wide) == [wide]
     assert fair.num_waiting == 3
+    entered(fair, Client("a"))
+    (less_wide,) = entered(fair, Client("b"), num_places=3)
+    assert fair.shed(less_wide) == [less_wide], "one of the others would not be enough"
+    assert fair.num_waiting == 4
 
 
 def test_bytes_that_wait_are_bounded() -> None:

@@ -126,15 +126,30 @@ async def test_a_place_that_comes_with_a_cancellation_is_not_lost() -> None:
     assert limit.num_requests == 0
 
 
-async def test_a_cancellation_that_comes_with_a_refusal_leaves_no_trace() -> None:
-    limit = RequestLimit(1, max_queued=1)
-    one = Request(limit)
-    two = Request(limit, Client("a"))
+async def test_a_place_for_one_who_is_just_leaving_goes_to_the_next() -> None:
+    limit = RequestLimit(1, max_queued=2)
+    one, two, three = (Request(limit) for _ in range(3))
     await settled()
-    two.task.cancel()
-    three = Request(limit, Client("b"))
+    one.end.set()
+    two.task.cancel()  # before the first one gives its place back, and before the second one knows
+    await settled()
+    assert one.task.done()
+    assert one.task.exception() is None
+    assert two.task.cancelled()
+    assert three.began.is_set()
+    await three.finish()
+    assert limit.num_requests == 0
+
+
+async def test_a_refusal_for_one_who_is_just_leaving_leaves_no_trace() -> None:
+    limit = RequestLimit(1, max_queued=1)
+    one, two = Request(limit), Request(limit)
+    await settled()
+    three = Request(limit, Client("b", weight=2))
+    two.task.cancel()  # before the third one takes its place in the queue
     await settled()
     assert two.task.cancelled()
+    assert not three.task.done()
     await one.finish()
     await three.finish()
 
