@@ -265,7 +265,7 @@ async def _ready(channel: aio.Channel) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("fronts", nargs="*", default=["grpc", "sse"], choices=["grpc", "sse"], metavar="grpc|sse")
+    parser.add_argument("--fronts", nargs="+", default=["grpc", "sse"], choices=["grpc", "sse"])
     parser.add_argument("--rates", type=float, nargs="+", default=[5000, 10000, 12000], help="tokens a second in all")
     parser.add_argument("--streams", type=int, default=128)
     parser.add_argument("--seconds", type=float, default=10.0)
