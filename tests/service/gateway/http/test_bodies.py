@@ -141,11 +141,14 @@ async def test_the_rest_of_a_refused_body_is_read_for_a_while_only(
     reader, writer = await front.connect()
     writer.write(f"{HEAD}Content-Length: {1 << 40}\r\n\r\n".encode())
     assert (await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 2)).startswith(b"HTTP/1.1 413 ")
+
+    async def send_on() -> None:
+        while True:
+            writer.write(b"x" * 65536)
+            await writer.drain()
+
     with pytest.raises(ConnectionError):
-        async with asyncio.timeout(5):
-            while True:
-                writer.write(b"x" * 65536)
-                await writer.drain()
+        await asyncio.wait_for(send_on(), 5)
     writer.close()
 
 

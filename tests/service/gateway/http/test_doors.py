@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from shared.generation import GenerateRequest
-
     from tests.service.gateway.http.conftest import RunningFront, StartFront
 
 KEY = "a-secret-of-enough-characters"
