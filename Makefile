@@ -11,6 +11,7 @@ up: $(VENV)/.installed ## install, fetch the default model, start the mesh
 	@exec $(BIN)/orca up --model $(MODEL) $(ARGS)
 
 test: check ## what CI runs: static checks, then all tests
+	@.ci/browser
 	$(BIN)/orca models pull $(MODEL)
 	$(BIN)/pytest $(ARGS)
 

@@ -33,7 +33,7 @@ class OpenPage:
 
     page: Page
     complaints: list[str] = field(default_factory=list)
-    """Of its console: errors, warnings, exceptions."""
+    """Errors of its console, and exceptions that nobody caught."""
     hosts: set[str] = field(default_factory=set)
     """host:port of everything that it asked for."""
 
@@ -61,7 +61,7 @@ async def open_page(url: str, **options: Any) -> AsyncIterator[OpenPage]:
             opened = OpenPage(await context.new_page())
 
             def on_console(message: ConsoleMessage) -> None:
-                if message.type in {"error", "warning"}:
+                if message.type == "error":
                     opened.complaints.append(message.text)
 
             def on_request(request: Request) -> None:

@@ -14,7 +14,7 @@ from tests.fakes.fake_scheduler import ENGINE
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
-__all__ = ["BUSY", "FakeWatch"]
+__all__ = ["BUSY", "FakeWatch", "not_ready"]
 
 _STATUS = EngineStatus(
     ready=True,
@@ -80,6 +80,7 @@ class FakeWatch:
         self.intervals_s: list[float] = []
         """Of those who came."""
         self.num_watchers = 0
+        self._num_ends = 0
         self._left = asyncio.Event()
         self._more = asyncio.Condition()
 
@@ -87,6 +88,12 @@ class FakeWatch:
         """Tell those who watch something else."""
         async with self._more:
             self.snapshot = snapshot
+            self._more.notify_all()
+
+    async def end(self) -> None:
+        """End the streams of those who watch."""
+        async with self._more:
+            self._num_ends += 1
             self._more.notify_all()
 
     async def left(self) -> None:
@@ -101,12 +108,14 @@ class FakeWatch:
         self.num_watchers += 1
         self._left.clear()
         try:
-            told = None
-            while True:
+            told, num_ends = self.snapshot, self._num_ends
+            yield told
+            while self._num_ends == num_ends:
                 async with self._more:
-                    await self._more.wait_for(lambda told=told: self.snapshot is not told)  # type: ignore[misc]
+                    await self._more.wait()
+                if self.snapshot is not told:
                     told = self.snapshot
-                yield told
+                    yield told
         finally:
             self.num_watchers -= 1
             if not self.num_watchers:
