@@ -16,17 +16,19 @@ __all__ = ["token_logprob"]
 def token_logprob(
     tokenizer: Tokenizer, token_id: int, token_bytes: bytes, logprobs: TokenLogprobs | None
 ) -> TokenLogprob:
-    """Describe a token that adds ``token_bytes`` to the text; None where nothing predicts it."""
+    """Describe a token that adds ``token_bytes`` to the text; ``logprobs`` None: nothing predicts it."""
+    token = _spelling(tokenizer, token_id, token_bytes)
     if logprobs is None:
-        return TokenLogprob(token_id, _text(token_bytes), token_bytes, None)
+        return TokenLogprob(token_id, token, token_bytes, None)
     top = tuple(_top_logprob(tokenizer, other_id, logprob) for other_id, logprob in logprobs.top)
-    return TokenLogprob(token_id, _text(token_bytes), token_bytes, logprobs.logprob, top)
+    return TokenLogprob(token_id, token, token_bytes, logprobs.logprob, top)
 
 
 def _top_logprob(tokenizer: Tokenizer, token_id: int, logprob: float) -> TopLogprob:
     token_bytes = tokenizer.token_bytes(token_id)
-    return TopLogprob(token_id, _text(token_bytes), token_bytes, logprob)
+    return TopLogprob(token_id, _spelling(tokenizer, token_id, token_bytes), token_bytes, logprob)
 
 
-def _text(token_bytes: bytes) -> str:
-    return token_bytes.decode("utf-8", errors="replace")
+def _spelling(tokenizer: Tokenizer, token_id: int, token_bytes: bytes) -> str:
+    """The bytes as text; a special token, which has none, as the vocabulary writes it."""
+    return tokenizer.special_tokens.get(token_id) or token_bytes.decode("utf-8", errors="replace")
