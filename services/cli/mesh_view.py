@@ -83,12 +83,11 @@ class MeshView:
             "K/V slots": f"{info.num_slots} tokens",
             "gRPC": address,
             "HTTP": f"{url}/v1 (OpenAI's API)" if url else "off",
+            **({"clients need": access} if access else {}),
             "try": f'{orca} generate{at} "Once upon a time"',
             "": f"{orca} chat{at}",
             " ": f"{orca} status{at}",
         }
-        if access:
-            rows = {"clients need": access, **rows}
         if url:
             rows["  "] = f'curl {url}/v1/completions --json \'{{"prompt": "Once upon a time"}}\''
         for name, value in rows.items():

@@ -84,11 +84,12 @@ class FairQueue:
         self.num_waiting = 0
         """Places that are waited for."""
         self.num_waiting_bytes = 0
+        self._num_waiting_requests = 0
 
     @property
     def num_requests(self) -> int:
         """Requests that wait or are served."""
-        return len(self._served) + sum(len(flow.waiting) for flow in self._flows.values())
+        return len(self._served) + self._num_waiting_requests
 
     def is_served(self, ticket: Ticket) -> bool:
         """Whether it has its places."""
@@ -107,11 +108,12 @@ class FairQueue:
         flow.num_waiting_bytes += ticket.num_bytes
         self.num_waiting += ticket.num_places
         self.num_waiting_bytes += ticket.num_bytes
+        self._num_waiting_requests += 1
 
     def admit(self) -> list[Ticket]:
         """Give free places to those whose turn it is, and return them."""
         admitted = []
-        while (flow := self._next()) is not None:
+        while self.num_served < self._max_served and (flow := self._next()) is not None:
             ticket = next(iter(flow.waiting))
             if self.num_served + ticket.num_places > self._max_served:
                 break  # nobody overtakes it
@@ -185,6 +187,7 @@ class FairQueue:
         flow.take_out(ticket)
         self.num_waiting -= ticket.num_places
         self.num_waiting_bytes -= ticket.num_bytes
+        self._num_waiting_requests -= 1
 
     def _forget_if_idle(self) -> None:
         """Begin anew when nobody is there: then nobody owes anything to anybody."""

@@ -123,3 +123,10 @@ def test_a_failure_is_told_after_its_last_lines_and_nothing_after_it() -> None:
         "stage 1.0 | Killed",
         "stage 1.0 was killed by SIGKILL",
     ]
+
+
+def test_what_clients_need_is_said_where_they_need_it() -> None:
+    for access, said in (("", False), ("an API key", True)):
+        screen = Screen()
+        screen.view.ready("127.0.0.1:50051", "", INFO, 1, access)
+        assert any("clients need  an API key" in line for line in screen.lines) is said
