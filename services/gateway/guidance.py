@@ -15,7 +15,7 @@ import json
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Any
 
-from llguidance import LLMatcher
+from llguidance import regex_to_lark
 
 from services.gateway.guidance_process import GuidanceProcess
 from shared.errors import InvalidRequestError
@@ -34,6 +34,8 @@ MAX_CHOICES = 1024
 JSON_OPTIONS = {"whitespace_pattern": r" |\n {0,16}"}
 """llguidance's options for JSON: between two tokens a space, or a line feed and some indentation, and no more."""
 
+_ASCII_CLASSES = "d"
+"""What only means ASCII in a regular expression: digits, which few who write ``\\d`` want to have in all scripts."""
 _MAX_CACHED_BYTES = 4 << 20
 _FIELD = "guidance"
 _NAMES = {
@@ -162,7 +164,7 @@ def guidance_grammar(guidance: Guidance) -> str:
         case GuidanceKind.JSON_SCHEMA:
             return _json_grammar(_schema(guidance.text))
         case GuidanceKind.REGEX:
-            return LLMatcher.grammar_from_regex(_text(guidance.text, name))
+            return _lark_grammar(f"start: /{regex_to_lark(_text(guidance.text, name), _ASCII_CLASSES)}/")
         case GuidanceKind.CHOICES:
             return _lark_grammar(_choices(guidance.choices))
         case GuidanceKind.GRAMMAR:
