@@ -102,6 +102,22 @@ def test_formats(accept: str, content_type: str) -> None:
     assert "process_cpu_seconds_total" in exposition.sample_names
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "# HELP x_total X.\n# TYPE x_total counter\nx_total 1\n",
+        "# TYPE orca_x gauge\norca_x 1\n",
+        "# HELP orca_x_ms X.\n# TYPE orca_x_ms gauge\norca_x_ms 1\n",
+        "# HELP orca_x X.\norca_x 1\n",
+        "# HELP orca_x_total X.\n# TYPE orca_x_total gauge\norca_x_total 1\n",
+        '# HELP orca_x X.\n# TYPE orca_x gauge\norca_x{request_id="7"} 1\n',
+        '# HELP orca_x X.\n# TYPE orca_x histogram\norca_x_bucket{le="+Inf"} 1\norca_x_count 1\norca_x_sum 1\n',
+    ],
+)
+def test_the_lint_sees_a_bad_sample(text: str) -> None:
+    assert faults(Exposition.of(text))
+
+
 def test_two_services_of_one_process_share_nothing() -> None:
     first, second = ServiceMetrics("gateway"), ServiceMetrics("worker")
     first.add(Gauges())
