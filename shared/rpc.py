@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 import grpc
 import structlog
+from google.protobuf.message import DecodeError
 from grpc import aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
@@ -24,7 +25,7 @@ from shared.tls import is_loopback
 from shared.tracing import TRACEPARENT_KEY, bind_traceparent
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterator
+    from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterator
 
     from shared.authentication import Authenticate
     from shared.tls import TlsCredentials
@@ -223,36 +224,44 @@ class _ErrorInterceptor(aio.ServerInterceptor):
         # Health and reflection map their own errors, and some of their handlers are not coroutines.
         if handler is None or not method.startswith("/orca."):
             return handler
+        # To the library all take a stream of requests: it leaves a call without its one request unanswered.
         if handler.response_streaming:
-            inner_stream = handler.stream_stream if handler.request_streaming else handler.unary_stream
 
-            async def stream(request: Any, context: aio.ServicerContext[Any, Any]) -> AsyncIterator[Any]:
+            async def stream(requests: Any, context: aio.ServicerContext[Any, Any]) -> AsyncIterator[Any]:
                 with _bound_caller(context):
                     async with mapped_errors(context, method):
-                        responses = inner_stream(request, context)
+                        if handler.request_streaming:
+                            responses = handler.stream_stream(requests, context)
+                        else:
+                            responses = handler.unary_stream(await _only(requests), context)
                         try:
                             async for response in responses:
                                 yield response
                         finally:
                             await responses.aclose()
 
-            make = (
-                grpc.stream_stream_rpc_method_handler
-                if handler.request_streaming
-                else grpc.unary_stream_rpc_method_handler
+            return grpc.stream_stream_rpc_method_handler(
+                stream, handler.request_deserializer, handler.response_serializer
             )
-            return make(stream, handler.request_deserializer, handler.response_serializer)
-        inner_unary = handler.stream_unary if handler.request_streaming else handler.unary_unary
 
-        async def unary(request: Any, context: aio.ServicerContext[Any, Any]) -> Any:
+        async def unary(requests: Any, context: aio.ServicerContext[Any, Any]) -> Any:
             with _bound_caller(context):
                 async with mapped_errors(context, method):
-                    return await inner_unary(request, context)
+                    if handler.request_streaming:
+                        return await handler.stream_unary(requests, context)
+                    return await handler.unary_unary(await _only(requests), context)
 
-        make_unary = (
-            grpc.stream_unary_rpc_method_handler if handler.request_streaming else grpc.unary_unary_rpc_method_handler
-        )
-        return make_unary(unary, handler.request_deserializer, handler.response_serializer)
+        return grpc.stream_unary_rpc_method_handler(unary, handler.request_deserializer, handler.response_serializer)
+
+
+async def _only(requests: AsyncIterable[Any]) -> Any:
+    """Return the one request of a call. Raises ``InvalidRequestError`` where there is none that can be read."""
+    try:
+        async for request in requests:
+            return request
+    except DecodeError as error:
+        raise errors.InvalidRequestError("the request cannot be decoded: it is of another type or version") from error
+    raise errors.InvalidRequestError("the call has ended without a request")
 
 
 @contextlib.contextmanager

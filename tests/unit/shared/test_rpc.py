@@ -82,6 +82,22 @@ async def test_a_stream_may_fail_after_it_has_begun() -> None:
             await call.read()
 
 
+@pytest.mark.parametrize("method", ["Tokenize", "Generate"])
+@pytest.mark.parametrize(
+    ("sent", "message"), [([], "has ended without a request"), ([b"\x0a\xff"], "the request cannot be decoded")]
+)
+async def test_a_call_without_a_request_that_can_be_read_is_refused(
+    method: str, sent: list[bytes], message: str
+) -> None:
+    async with serving() as (_, channel):
+        call: Any = channel.stream_stream(f"/{NAME}/{method}")()
+        for data in sent:
+            await call.write(data)
+        await call.done_writing()
+        assert await call.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert message in str(await call.details())
+
+
 async def test_what_is_not_ours_stays_hidden_and_is_logged() -> None:
     async with serving() as (_, channel):
         with structlog.testing.capture_logs() as logs, pytest.raises(aio.AioRpcError) as failure:
