@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from services.gateway.api_keys import Authenticator
 from services.gateway.clients import bind_client
 from services.gateway.generation import Generation
+from services.gateway.guidance import GuidanceCompiler
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.observation import AccessLog
 from services.gateway.readiness import Readiness
@@ -74,7 +75,8 @@ async def run_gateway(
     metrics = ServiceMetrics("gateway", requests)
     tracer = open_tracer("gateway", config.observability, clock)
     observers: list[RequestObserver] = [AccessLog(), requests, *([] if tracer is None else [RequestTracer(tracer)])]
-    generation = Generation(scheduler, readiness, limit, clock, observers)
+    guidance = GuidanceCompiler()
+    generation = Generation(scheduler, readiness, limit, clock, guidance, observers)
     servicer = GatewayServicer(generation, watch)
     server.add(gateway_pb2_grpc.add_GatewayServicer_to_server, servicer, "orca.v1.Gateway")
     try:
@@ -114,6 +116,7 @@ async def run_gateway(
     finally:
         await server.stop(0)
         await scheduler.close()
+        await guidance.close()
         if tracer is not None:
             await tracer.close()
 
@@ -130,8 +133,11 @@ def _http_server(
     """Listen for HTTP; what that takes is not even imported where it is off."""
     from services.gateway.http.app import build_app
     from services.gateway.http.mesh_feed import feed_routes
-    from services.gateway.http.metrics import metrics_routes
+    from services.gateway.http.metrics import HttpMetrics, metrics_routes
     from services.gateway.http.server import HttpServer
 
+    requests = HttpMetrics()
+    metrics.add(requests)
     more_routes = [*feed_routes(watch), *metrics_routes(metrics)]
-    return HttpServer(build_app(config, generation, readiness, keys, more_routes), config.listen, tls)
+    app = build_app(config, generation, readiness, keys, more_routes, requests.answered)
+    return HttpServer(app, config.listen, tls)

@@ -34,7 +34,7 @@ from services.gateway.streams import News
 from services.gateway.text.detokenizer import Detokenizer
 from services.gateway.text.prompts import encode_text
 from services.gateway.text.stop_strings import StopStrings
-from shared.errors import DeadlineExceededError, InvalidRequestError, OrcaError
+from shared.errors import DeadlineExceededError, OrcaError
 from shared.generation import Delta, GatewayStatus, ModelInfo
 from shared.status import StatusCode
 from shared.tracing import calling_traceparent
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Sequence
 
     from services.gateway.clients import Client
+    from services.gateway.guidance import GuidanceCompiler
     from services.gateway.jobs import GenerateJob, Prompt
     from services.gateway.observation import RequestObserver
     from services.gateway.prompt_sources import PromptSource
@@ -68,12 +69,14 @@ class Generation:
         readiness: Readiness,
         limit: RequestLimit,
         clock: Clock,
+        guidance: GuidanceCompiler,
         observers: Sequence[RequestObserver] = (),
     ) -> None:
         self._scheduler = scheduler
         self._readiness = readiness
         self._limit = limit
         self._clock = clock
+        self._guidance = guidance
         self._observers = observers
 
     def generate(self, request: GenerateRequest) -> AsyncGenerator[Delta, None]:
@@ -187,15 +190,26 @@ class Generation:
                     client, num_candidates, cost=num_bytes / _BYTES_PER_TOKEN, num_bytes=num_bytes
                 )
                 place = await stack.enter_async_context(slots)
-                waiting_for = "its prompt to be tokenized"
                 model = self._readiness.require()  # it may be another one by now
+                waiting_for = "its prompt to be tokenized"
                 prompts = await source.prompts(model)
+                waiting_for = "its guidance to be checked"
+                grammar = await self._guidance.compile(options, model)
         except TimeoutError:
             if options.timeout_s is None or not timeout.expired():
                 raise
             raise DeadlineExceededError(f"{_missed(options.timeout_s)} while it waited for {waiting_for}") from None
-        jobs = self._jobs(prompts, source, model, record)
-        response = self._submit(jobs, prompts, source, model)
+        terms = JobTerms(
+            request_id=parse_request_id(record.request_id),
+            engine=model.engine,
+            eos_token_ids=model.text.tokenizer.eos_token_ids,
+            default_max_tokens=source.default_max_tokens,
+            received_ns=record.received_ns,
+            traceparent=record.traceparent,
+            echo=source.echo,
+            grammar=grammar,
+        )
+        response = self._submit(build_jobs(prompts, options, terms), prompts, source, model)
         stack.callback(response.close)
 
         @stack.callback
@@ -209,22 +223,6 @@ class Generation:
         if deadline is not None and options.timeout_s is not None:
             stack.callback(loop.call_at(deadline, _expire, response, options.timeout_s).cancel)
         return response
-
-    def _jobs(
-        self, prompts: Sequence[Prompt], source: PromptSource, model: ServedModel, record: RequestRecord
-    ) -> list[GenerateJob]:
-        if source.options.guidance is not None:
-            raise InvalidRequestError("guidance is not supported by this gateway", field="guidance")
-        terms = JobTerms(
-            request_id=parse_request_id(record.request_id),
-            engine=model.engine,
-            eos_token_ids=model.text.tokenizer.eos_token_ids,
-            default_max_tokens=source.default_max_tokens,
-            received_ns=record.received_ns,
-            traceparent=record.traceparent,
-            echo=source.echo,
-        )
-        return build_jobs(prompts, source.options, terms)
 
     def _submit(
         self, jobs: Sequence[GenerateJob], prompts: Sequence[Prompt], source: PromptSource, model: ServedModel
