@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -11,10 +12,18 @@ from services.mesh.local_mesh import LocalMesh
 from services.mesh.options import MeshOptions
 from shared.client import GatewayClient, GenerateOptions
 from shared.config import EngineConfig, SchedulingConfig
+from shared.generation import Guidance, GuidanceKind
 from shared.topology import Topology
 
 RNG = random.Random(5)
 PROMPTS = [[RNG.randrange(256) for _ in range(length)] for length in (3, 40, 90, 17, 64, 5, 120, 33)]
+WISHES = (
+    GenerateOptions(ignore_eos=True),
+    GenerateOptions(ignore_eos=True, repetition_penalty=1.3, frequency_penalty=0.4, num_logprobs=2),
+    GenerateOptions(guidance=Guidance(GuidanceKind.REGEX, "([a-z]{1,9} ){20}")),
+    GenerateOptions(min_tokens=50, presence_penalty=1.0, logit_bias={256: 9.0, 7: 3.0}),
+)
+"""What each request wants besides: what it is told of its own output must survive a recomputation."""
 
 
 async def sample(engine: EngineConfig, *, together: bool) -> tuple[list[list[int]], int]:
@@ -22,7 +31,7 @@ async def sample(engine: EngineConfig, *, together: bool) -> tuple[list[list[int
     async with LocalMesh(MeshOptions(engine=engine)) as mesh, GatewayClient(mesh.gateway_address) as client:
 
         async def run(seed: int, prompt: list[int]) -> list[int]:
-            options = GenerateOptions(max_tokens=24, temperature=0.9, top_k=8, seed=seed, ignore_eos=True)
+            options = replace(WISHES[seed % len(WISHES)], max_tokens=60, temperature=0.9, top_k=8, seed=seed)
             return [token async for delta in client.generate(prompt, options) for token in delta.token_ids]
 
         if together:
