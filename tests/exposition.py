@@ -22,8 +22,8 @@ __all__ = ["OPENMETRICS", "Exposition", "faults", "metrics_url", "scrape"]
 OPENMETRICS = "application/openmetrics-text; version=1.0.0"
 
 LABELS = {
-    *("le", "code", "dtype", "method", "model", "num_stages", "python", "reason", "service", "stage", "state"),
-    *("device", "tp_rank", "tp_size", "version"),
+    *("le", "code", "dtype", "method", "model", "num_stages", "python", "reason", "route", "service", "stage"),
+    *("state", "status", "tp_rank", "tp_size", "version"),
 }
 """Each takes few values."""
 LIBRARY_FAMILIES = ("process_", "python_")

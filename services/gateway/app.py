@@ -139,5 +139,5 @@ def _http_server(
     requests = HttpMetrics()
     metrics.add(requests)
     more_routes = [*feed_routes(watch), *metrics_routes(metrics)]
-    app = build_app(config, generation, readiness, keys, more_routes, requests.answered)
+    app = build_app(config, generation, readiness, keys, more_routes, requests)
     return HttpServer(app, config.listen, tls)

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from services.gateway.http.metrics import HttpMetrics
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.request_limit import RequestLimit
 from services.scheduler.metrics import EngineMetrics, LoopMetrics
@@ -32,7 +33,11 @@ def exposition() -> Exposition:
     """All that all services tell."""
     status = EngineStatus(ready=True, reason="", epoch=1, info=ENGINE, workers=())
     metrics = ServiceMetrics("all")
-    metrics.add(GatewayMetrics(RequestLimit(1)), LoopMetrics(), EngineMetrics(lambda: status), WorkerMetrics(0, 0))
+    http = HttpMetrics()
+    http.answered("/v1/completions", 200)
+    metrics.add(
+        http, GatewayMetrics(RequestLimit(1)), LoopMetrics(), EngineMetrics(lambda: status), WorkerMetrics(0, 0)
+    )
     body, content_type = metrics.render()
     return Exposition.of(body.decode(), content_type)
 

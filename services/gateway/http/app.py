@@ -16,6 +16,7 @@ from services.gateway.http.completion_body import CompletionBody
 from services.gateway.http.envelope import Envelope
 from services.gateway.http.errors import HttpError, error_response, http_error_of
 from services.gateway.http.inference import InferenceRoutes
+from services.gateway.http.metrics import HttpMetrics
 from services.gateway.http.models import ModelRoutes
 from services.gateway.http.openapi import Endpoint, OpenApi
 from services.gateway.http.page import page_routes
@@ -61,8 +62,10 @@ def build_app(
     readiness: Readiness,
     authenticator: Authenticator,
     more_routes: Sequence[BaseRoute] = (),
+    metrics: HttpMetrics | None = None,
 ) -> ASGIApp:
-    """Build the application; ``more_routes`` are those of the gateway's other parts: the feed of the mesh."""
+    """Build the application; ``more_routes`` are those of the gateway's other parts: the feed of the mesh, metrics."""
+    metrics = metrics or HttpMetrics()
     reader = BodyReader(config.max_body_bytes, _BODY_TIMEOUT_S)
     inference = InferenceRoutes(generation, reader)
     tokenization = TokenizationRoutes(generation, reader)
@@ -89,7 +92,7 @@ def build_app(
             *more_routes,
         ],
         middleware=[
-            Middleware(Envelope, draining=lambda: readiness.is_draining),
+            Middleware(Envelope, draining=lambda: readiness.is_draining, answered=metrics.answered),
             *_cors(config),
             Middleware(AuthenticationMiddleware, authenticator=authenticator),
         ],

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 
 import structlog
 from starlette.requests import ClientDisconnect
+from starlette.routing import Route
 
+from services.gateway.http.authentication import OPEN_PATHS
 from services.gateway.http.errors import error_response, http_error_of
-from services.gateway.http.probes import OPEN_PATHS
 from services.gateway.http.request_ids import REQUEST_ID_HEADER, bind_request_id
 from shared.log import get_logger
 from shared.tracing import TRACEPARENT_KEY, bind_traceparent
@@ -29,11 +30,15 @@ _CLIENT_LEFT = 499
 
 
 class Envelope:
-    """Wraps the whole application. ``draining`` says whether connections must not be used again."""
+    """Wraps the whole application. ``draining`` says whether connections must not be used again.
 
-    def __init__(self, app: ASGIApp, draining: Callable[[], bool]) -> None:
+    ``answered`` is told the address and the status of each request that has ended.
+    """
+
+    def __init__(self, app: ASGIApp, draining: Callable[[], bool], answered: Callable[[str, int], None]) -> None:
         self._app = app
         self._draining = draining
+        self._answered = answered
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request to its end."""
@@ -63,9 +68,16 @@ class Envelope:
                     raise
                 await error_response(http_error_of(error))(scope, receive, send_enveloped)
             finally:
+                self._answered(_route(scope), status)
                 log = get_logger().debug if scope["raw_path"] in OPEN_PATHS else get_logger().info
                 duration_ms = round(1000 * (time.perf_counter() - started), 1)
                 log("http_request", method=scope["method"], path=scope["path"], status=status, duration_ms=duration_ms)
+
+
+def _route(scope: Scope) -> str:
+    """Return the address as the application knows it; "none" where it does not."""
+    route = scope.get("route")
+    return route.path if isinstance(route, Route) else "none"
 
 
 def _traceparent(scope: Scope) -> str:

@@ -149,9 +149,9 @@ async def test_the_http_front_serves_them_to_who_has_a_key(start_gateway: StartG
     keys.chmod(0o600)
     http = HttpConfig(listen=ListenConfig(port=0))
 
-    def get(url: str, key: str | None) -> tuple[int, str, str]:
+    def get(url: str, key: str | None, path: str = "/metrics") -> tuple[int, str, str]:
         headers = {"Authorization": f"Bearer {key}"} if key else {}
-        request = urllib.request.Request(f"{url}/metrics", headers=headers)
+        request = urllib.request.Request(f"{url}{path}", headers=headers)
         try:
             with urllib.request.urlopen(request, timeout=10) as response:
                 return response.status, response.headers["Content-Type"], response.read().decode()
@@ -162,10 +162,15 @@ async def test_the_http_front_serves_them_to_who_has_a_key(start_gateway: StartG
         async with start_gateway(http=http, api_keys=str(keys)):
             (address,) = (event["address"] for event in logs if event["event"] == "http_listening")
             assert (await asyncio.to_thread(get, address, None))[0] == 401
+            assert (await asyncio.to_thread(get, address, "a-secret-of-some-length", "/not/there"))[0] == 404
+            assert (await asyncio.to_thread(get, address, None, "/health"))[0] == 200
             status, content_type, body = await asyncio.to_thread(get, address, "a-secret-of-some-length")
     assert status == 200
     found = Exposition.of(body, content_type)
     assert found.value("orca_requests_in_flight") == 0
+    assert found.value("orca_http_requests_total", route="none", status="401") == 1, "refused before it was looked at"
+    assert found.value("orca_http_requests_total", route="none", status="404") == 1
+    assert found.value("orca_http_requests_total", route="/health", status="200") == 1
     assert not faults(found)
 
 
