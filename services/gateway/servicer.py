@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import dataclasses
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -20,7 +21,7 @@ from shared.pb import gateway_pb2, gateway_pb2_grpc
 from shared.rpc import request_id_of
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
+    from collections.abc import AsyncGenerator, Iterator
 
     from grpc import aio
 
@@ -31,6 +32,9 @@ if TYPE_CHECKING:
     _Context = aio.ServicerContext[Any, Any]
 
 __all__ = ["GatewayServicer"]
+
+_LAST_WORD_S = 1.0
+"""What a client that has stopped reading may take, once its time is over, to read that it is."""
 
 _Request = TypeVar("_Request", GenerateRequest, ChatRequest)
 
@@ -46,13 +50,15 @@ class GatewayServicer(gateway_pb2_grpc.GatewayServicer):
         self, request: gateway_pb2.GenerateRequest, context: _Context
     ) -> AsyncGenerator[gateway_pb2.GenerateResponse, None]:
         """Stream the continuation of a prompt."""
-        return _responses(self._generation.generate(_named(generate_from_pb(request), context)))
+        wanted = _named(generate_from_pb(request), context)
+        return _responses(self._generation.generate(wanted), wanted.options.timeout_s)
 
     def Chat(  # noqa: N802 - the contract's name
         self, request: gateway_pb2.ChatRequest, context: _Context
     ) -> AsyncGenerator[gateway_pb2.GenerateResponse, None]:
         """Stream the answer to a conversation."""
-        return _responses(self._generation.chat(_named(chat_from_pb(request), context)))
+        wanted = _named(chat_from_pb(request), context)
+        return _responses(self._generation.chat(wanted), wanted.options.timeout_s)
 
     async def Tokenize(  # noqa: N802 - the contract's name
         self, request: gateway_pb2.TokenizeRequest, context: _Context
@@ -102,8 +108,27 @@ def _named(request: _Request, context: _Context) -> _Request:
     return dataclasses.replace(request, request_id=request_id_of(context) or "")
 
 
-async def _responses(deltas: AsyncGenerator[Delta, None]) -> AsyncGenerator[gateway_pb2.GenerateResponse, None]:
-    """Translate; the deltas are closed, and thus their request cancelled, as soon as the client leaves."""
-    async with contextlib.aclosing(deltas):
-        async for delta in deltas:
-            yield delta_to_pb(delta)
+async def _responses(
+    deltas: AsyncGenerator[Delta, None], timeout_s: float | None
+) -> AsyncGenerator[gateway_pb2.GenerateResponse, None]:
+    """Translate; the deltas are closed, and thus their request cancelled, as soon as the client leaves.
+
+    A client that does not even read that its time is over is left: its call is cancelled.
+    """
+    with _cancelled_after(timeout_s):
+        async with contextlib.aclosing(deltas):
+            async for delta in deltas:
+                yield delta_to_pb(delta)
+
+
+@contextlib.contextmanager
+def _cancelled_after(timeout_s: float | None) -> Iterator[None]:
+    call = asyncio.current_task()
+    if timeout_s is None or call is None:
+        yield
+        return
+    timer = asyncio.get_running_loop().call_later(timeout_s + _LAST_WORD_S, call.cancel)
+    try:
+        yield
+    finally:
+        timer.cancel()
