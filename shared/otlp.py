@@ -64,8 +64,8 @@ class OtlpTracer:
         about = {**name, "service.namespace": "orca", "service.version": version("orca-mesh"), **(attributes or {})}
         self._provider = TracerProvider(resource=Resource.create(about), id_generator=self._ids, shutdown_on_exit=False)
         _log_failures()
-        exporter = OTLPSpanExporter(endpoint=f"{endpoint.rstrip('/')}/v1/traces" if endpoint else None)
-        self._provider.add_span_processor(BatchSpanProcessor(exporter))
+        self._exporter = OTLPSpanExporter(endpoint=f"{endpoint.rstrip('/')}/v1/traces" if endpoint else None)
+        self._provider.add_span_processor(BatchSpanProcessor(self._exporter))
         self._tracer = self._provider.get_tracer("orca", version("orca-mesh"))
 
     def begin(self, parent: str = "") -> str:
@@ -101,6 +101,8 @@ class OtlpTracer:
         closing = threading.Thread(target=self._provider.shutdown, name="otlp-close", daemon=True)
         closing.start()
         await asyncio.to_thread(closing.join, _CLOSE_TIMEOUT_S)
+        if closing.is_alive():
+            self._exporter.shutdown()  # no further try
 
 
 def _context(above: TraceContext | None) -> Context:
@@ -116,7 +118,9 @@ class _ToOurLog(logging.Handler):
     """Tells what the library complains of as events of ours; it is about spans that are lost, never more."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        get_logger().warning("trace_export_failed", message=record.getMessage())
+        will_try_again = record.levelno < logging.ERROR and record.name.startswith("opentelemetry.exporter")
+        log = get_logger().debug if will_try_again else get_logger().warning
+        log("trace_export_failed", message=record.getMessage())
 
 
 def _log_failures() -> None:

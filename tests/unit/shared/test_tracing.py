@@ -168,6 +168,18 @@ async def test_standard_variables_are_heeded(collector: OtlpCollector, monkeypat
     assert collector.spans[0].service == "mine"
 
 
+async def test_a_collector_that_is_away_holds_nobody_up(collector: OtlpCollector) -> None:
+    collector.status = 503  # the library tries again, for longer than anybody wants to wait
+    with capture_logs() as logs:
+        tracer = tracer_to(collector)
+        tracer.record(Span("chat", 1, 2))
+        began = time.monotonic()
+        await tracer.close()
+        assert time.monotonic() - began < 10
+    assert {event["event"] for event in logs} == {"trace_export_failed"}
+    assert [event["log_level"] for event in logs].count("warning") <= 1, "one line for what is lost, not for each try"
+
+
 async def test_a_collector_that_refuses_is_told_in_our_log(collector: OtlpCollector) -> None:
     collector.status = 400
     with capture_logs() as logs:
@@ -175,6 +187,6 @@ async def test_a_collector_that_refuses_is_told_in_our_log(collector: OtlpCollec
         tracer.record(Span("chat", 1, 2))
         await tracer.close()
     (event,) = logs
-    assert event["event"] == "trace_export_failed"
+    assert (event["event"], event["log_level"]) == ("trace_export_failed", "warning")
     assert "400" in event["message"]
     assert logging.getLogger("opentelemetry").propagate is False
