@@ -19,7 +19,7 @@ from opentelemetry.context import Context
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
-from opentelemetry.sdk.trace.export import BatchSpanProcessor
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
 from opentelemetry.sdk.trace.id_generator import IdGenerator, RandomIdGenerator
 from opentelemetry.sdk.trace.sampling import Decision
 
@@ -64,7 +64,9 @@ class OtlpTracer:
         about = {**name, "service.namespace": "orca", "service.version": version("orca-mesh"), **(attributes or {})}
         self._provider = TracerProvider(resource=Resource.create(about), id_generator=self._ids, shutdown_on_exit=False)
         _log_failures()
-        self._exporter = OTLPSpanExporter(endpoint=f"{endpoint.rstrip('/')}/v1/traces" if endpoint else None)
+        self._exporter: SpanExporter = OTLPSpanExporter(
+            endpoint=f"{endpoint.rstrip('/')}/v1/traces" if endpoint else None
+        )
         self._provider.add_span_processor(BatchSpanProcessor(self._exporter))
         self._tracer = self._provider.get_tracer("orca", version("orca-mesh"))
 

@@ -89,7 +89,7 @@ def test_traces_are_off_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_nothing_is_imported_for_traces_that_nobody_wants() -> None:
     script = (
-        "import sys, services.gateway.app, services.scheduler.app, services.worker.app; "
+        "import sys, services.gateway.app, services.scheduler.app, services.worker.tracing; "
         "print(any(name.startswith('opentelemetry') for name in sys.modules))"
     )
     root = Path(__file__).parents[3]
@@ -168,7 +168,10 @@ async def test_standard_variables_are_heeded(collector: OtlpCollector, monkeypat
     assert collector.spans[0].service == "mine"
 
 
-async def test_a_collector_that_is_away_holds_nobody_up(collector: OtlpCollector) -> None:
+async def test_a_collector_that_is_away_holds_nobody_up(
+    collector: OtlpCollector, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shared.otlp._CLOSE_TIMEOUT_S", 0.2)
     collector.status = 503  # the library tries again, for longer than anybody wants to wait
     with capture_logs() as logs:
         tracer = tracer_to(collector)
