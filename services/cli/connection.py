@@ -11,6 +11,7 @@ from services.cli.option_group import taking
 from services.cli.options import AddressOption
 
 if TYPE_CHECKING:
+    from shared.client import GatewayClient
     from shared.sync_client import SyncGatewayClient
     from shared.tls import TlsFiles
 
@@ -99,6 +100,13 @@ class Connection:
         from shared.tls import load_tls
 
         return SyncGatewayClient(self.address, api_key=self.api_key or None, tls=load_tls(self.tls))
+
+    def open_async(self) -> "GatewayClient":
+        """Return a client for asyncio; otherwise as ``open``."""
+        from shared.client import GatewayClient
+        from shared.tls import load_tls
+
+        return GatewayClient(self.address, api_key=self.api_key or None, tls=load_tls(self.tls))
 
 
 def client_tls(wanted: bool, authorities: str, certificate: str, private_key: str) -> "TlsFiles | None":

@@ -17,6 +17,7 @@ from services.cli.health import health
 from services.cli.models import models
 from services.cli.service_commands import gateway, scheduler, worker
 from services.cli.status import status
+from services.cli.top import top
 from services.cli.up import up
 from shared.errors import ConfigError, OrcaError
 
@@ -39,6 +40,7 @@ app.add_typer(models, rich_help_panel=_SERVE)
 app.command(rich_help_panel=_USE)(generate)
 app.command(rich_help_panel=_USE)(chat)
 app.command(rich_help_panel=_USE)(status)
+app.command(rich_help_panel=_USE)(top)
 app.command(rich_help_panel=_SERVICES)(gateway)
 app.command(rich_help_panel=_SERVICES)(scheduler)
 app.command(rich_help_panel=_SERVICES)(worker)
