@@ -47,6 +47,7 @@ SLEEPS = {
     "services/gateway/scheduler_client.py",
     "services/scheduler/keeper.py",
     "services/worker/registration.py",
+    "services/cli/top.py",
     # Looks at its file now and then.
     "services/gateway/api_keys.py",
 }
