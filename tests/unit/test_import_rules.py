@@ -26,8 +26,8 @@ SERVICES = {"gateway", "scheduler", "worker"}
 
 SEES_PB = {
     # Servicers and typed clients; ``shared/codec`` as a whole comes on top.
+    "bench/gateway_cost.py",
     "shared/client.py",
-    "shared/sync_client.py",
     "shared/worker_client.py",
     "services/gateway/app.py",
     "services/gateway/scheduler_client.py",
@@ -43,6 +43,8 @@ SEES_PB = {
 }
 
 SLEEPS = {
+    # Offers load at a rate.
+    "bench/gateway_cost.py",
     # Back-off before a reconnect, with jitter.
     "services/gateway/scheduler_client.py",
     "services/scheduler/keeper.py",
