@@ -51,8 +51,10 @@ class MeshHistory:
     def add(self, snapshot: MeshSnapshot) -> None:
         """Take the next snapshot."""
         self.trouble = ""
-        self.latest = snapshot
+        before, self.latest = self.latest, snapshot
         engine = snapshot.engine
+        if before is not None and engine.taken_ns < before.engine.taken_ns:
+            self.lanes.clear()  # another scheduler, or none: its clock has nothing to do with the one before
         if engine.output_tokens_per_s is not None:
             self.output_rates.append(engine.output_tokens_per_s)
         if engine.prefill_tokens_per_s is not None:

@@ -32,6 +32,8 @@ export class Timeline {
   // Take the steps of a snapshot: [{stage, steps: [{id, received, started, ended, sequences, tokens, decode}]}].
   add(stages, takenMs, intervalMs) {
     const offset = takenMs - performance.now();
+    // Another scheduler, on another host: its clock has nothing to do with the one before.
+    if (this.offset !== null && Math.abs(offset - this.offset) > LONGEST_MS) this.clear([...this.lanes.keys()]);
     // The least delay tells the clock best; a slow drift lets a connection that has become slower count.
     this.offset = this.offset === null ? offset : Math.max(offset, this.offset - 2);
     this.lag = intervalMs + 120;
