@@ -87,4 +87,5 @@ class AccessLog:
             num_output_tokens=record.num_output_tokens,
             first_token_ms=None if first_ns is None else round((first_ns - record.received_ns) / 1e6, 3),
             total_ms=round((record.ended_ns - record.received_ns) / 1e6, 3),
+            **({"trace_id": record.traceparent.split("-")[1]} if record.traceparent else {}),
         )

@@ -110,7 +110,7 @@ def _cors(config: HttpConfig) -> list[Middleware]:
             CORSMiddleware,
             allow_origins=config.cors_origins,
             allow_methods=["GET", "POST"],
-            allow_headers=["Authorization", "Content-Type", "X-Request-Id"],
+            allow_headers=["Authorization", "Content-Type", "X-Request-Id", "traceparent"],
             expose_headers=["X-Request-Id", "Retry-After"],
             max_age=_CORS_MAX_AGE_S,
         )

@@ -183,7 +183,7 @@ async def traced(start_gateway: StartGateway, collector: OtlpCollector, **fields
 
 
 async def test_a_request_is_a_span_below_the_clients(start_gateway: StartGateway) -> None:
-    with OtlpCollector() as collector:
+    with OtlpCollector() as collector, capture_logs() as logs:
         async with traced(start_gateway, collector) as gateway, connect(gateway.address) as channel:
             stub = gateway_pb2_grpc.GatewayStub(channel)
             request = gateway_pb2.GenerateRequest(
@@ -213,6 +213,8 @@ async def test_a_request_is_a_span_below_the_clients(start_gateway: StartGateway
     assert served.events == ("first_token",)
     assert served.error == ""
     assert (refused.error, refused.attributes["error.type"]) == ("INVALID_ARGUMENT", "INVALID_ARGUMENT")
+    lines = [event for event in logs if event["event"] == "request_ended"]
+    assert [line["trace_id"] for line in lines] == [served.trace_id, refused.trace_id]
     assert refused.parent_id == ""
     assert refused.trace_id != served.trace_id
 
