@@ -83,13 +83,15 @@ class MeshView:
             "K/V slots": f"{info.num_slots} tokens",
             "gRPC": address,
             "HTTP": f"{url}/v1 (OpenAI's API)" if url else "off",
+            **({"page": f"{url}/"} if url else {}),
             **({"clients need": access} if access else {}),
             "try": f'{orca} generate{at} "Once upon a time"',
             "": f"{orca} chat{at}",
             " ": f"{orca} status{at}",
+            "  ": f"{orca} top{at}",
         }
         if url:
-            rows["  "] = f'curl {url}/v1/completions --json \'{{"prompt": "Once upon a time"}}\''
+            rows["   "] = f'curl {url}/v1/completions --json \'{{"prompt": "Once upon a time"}}\''
         for name, value in rows.items():
             is_command = value.startswith((f"{orca} ", "curl "))
             table.add_row(Text(name, style="bold"), Text(value, style="cyan" if is_command else ""))
