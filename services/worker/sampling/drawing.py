@@ -100,7 +100,9 @@ def uniforms(seed: _Column, position: _Column) -> np.ndarray[tuple[int], np.dtyp
 
 def most_probable(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """Return the largest logits in falling order and their ids, [S, count]; the smaller id first among equals."""
-    vocab_size = logits.shape[-1]
+    num_rows, vocab_size = logits.shape
+    if count == 0:
+        return logits.new_empty((num_rows, 0)), logits.new_empty((num_rows, 0), dtype=torch.int64)
     if count == vocab_size:
         top = logits.sort(dim=-1, descending=True, stable=True)
         return top.values, top.indices

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from shared.messages import NewSequence, SamplingParams
+    from shared.messages import NewSequence
 
 __all__ = ["BARRED", "LogitBias", "LogitRule", "MinTokens", "Penalties", "logit_rules"]
 
@@ -40,15 +40,14 @@ class LogitRule(Protocol):
 def logit_rules(sequence: NewSequence, vocab_size: int, device: torch.device) -> list[LogitRule]:
     """Return what ``sequence`` asks for, its grammar aside, in the order of application."""
     sampling = sequence.sampling
-    tokens = np.frombuffer(sequence.token_ids, np.uint32).astype(np.int64)
-    prompt, output = np.split(tokens, [sequence.num_prompt_tokens])
     rules: list[LogitRule] = []
     if sampling.logit_bias:
         rules.append(LogitBias(sampling.logit_bias, vocab_size, device))
     if sampling.repetition_penalty != 1.0 or sampling.presence_penalty or sampling.frequency_penalty:
-        rules.append(Penalties(sampling, prompt, output, device))
-    if len(output) < sampling.min_tokens and sequence.stop_token_ids:
-        rules.append(MinTokens(sampling.min_tokens - len(output), sequence.stop_token_ids, vocab_size, device))
+        rules.append(Penalties(sequence, device))
+    num_left = sampling.min_tokens - (len(sequence.token_ids) - sequence.num_prompt_tokens)
+    if num_left > 0 and sequence.stop_token_ids:
+        rules.append(MinTokens(num_left, sequence.stop_token_ids, vocab_size, device))
     return rules
 
 
@@ -76,19 +75,16 @@ class Penalties:
     a token, ``presence_penalty`` once if it has it at all. Costs as much as there are different tokens.
     """
 
-    def __init__(
-        self,
-        sampling: SamplingParams,
-        prompt: np.ndarray[tuple[int], np.dtype[np.int64]],
-        output: np.ndarray[tuple[int], np.dtype[np.int64]],
-        device: torch.device,
-    ) -> None:
-        self._repetition = sampling.repetition_penalty
-        self._presence = sampling.presence_penalty
-        self._frequency = sampling.frequency_penalty
-        counted = np.concatenate((prompt, output)) if self._repetition != 1.0 else output
-        token_ids, places = np.unique(counted, return_inverse=True)
-        counts = np.bincount(places[len(counted) - len(output) :], minlength=len(token_ids))
+    def __init__(self, sequence: NewSequence, device: torch.device) -> None:
+        self._repetition = sequence.sampling.repetition_penalty
+        self._presence = sequence.sampling.presence_penalty
+        self._frequency = sequence.sampling.frequency_penalty
+        tokens = np.frombuffer(sequence.token_ids, np.uint32).astype(np.int64)
+        num_output = len(tokens) - sequence.num_prompt_tokens
+        if self._repetition == 1.0:
+            tokens = tokens[sequence.num_prompt_tokens :]
+        token_ids, places = np.unique(tokens, return_inverse=True)
+        counts = np.bincount(places[len(tokens) - num_output :], minlength=len(token_ids))
         self._places = {token_id: place for place, token_id in enumerate(token_ids.tolist())}
         capacity = max(_FIRST_CAPACITY, 2 * len(token_ids))
         self._token_ids = torch.zeros(capacity, dtype=torch.int64, device=device)

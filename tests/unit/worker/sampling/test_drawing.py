@@ -182,7 +182,7 @@ def test_uniforms_stay_as_they_are() -> None:
 
 
 @pytest.mark.parametrize("num_values", [2, 30, 100_000])
-@pytest.mark.parametrize("count", [1, 20, 256, 700])
+@pytest.mark.parametrize("count", [0, 1, 20, 256, 700])
 def test_the_most_probable_rank_by_id_among_equals(num_values: int, count: int) -> None:
     logits = torch.randint(num_values, (9, 700), generator=torch.Generator().manual_seed(num_values)).float()
     values, token_ids = most_probable(logits, count)
