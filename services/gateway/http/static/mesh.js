@@ -195,7 +195,7 @@ export class Mesh {
     say("kv-free", total ? count.format(free) : "–");
     const asked = status.num_prompt_tokens;
     const found = asked ? Math.round((100 * status.num_cached_prompt_tokens) / asked) : 0;
-    say("hit-rate", asked ? `prefix cache: ${found} % of ${short.format(asked)} prompt tokens found` : "");
+    say("hit-rate", asked ? `prefix cache: ${found} % of ${short.format(asked)} prompt tokens` : "");
   }
 
   showQueue({ engine: { status }, num_gateway_requests }) {

@@ -141,7 +141,7 @@ export class Timeline {
     for (const [stage, steps] of this.lanes.size ? this.lanes : [[0, []]]) {
       context.fillStyle = colour("--muted");
       context.textAlign = "left";
-      context.fillText(this.lanes.size > 1 ? `stage ${stage}` : "the one stage", 0, y + 11);
+      context.fillText(`stage ${stage}`, 0, y + 11);
       context.textAlign = "right";
       context.fillText(`${Math.round(100 * this.busy(stage))} % busy`, width, y + 11);
       y += LANE.label;

@@ -109,7 +109,7 @@ async def test_the_mesh_is_seen() -> None:
             "#kv-used": "16",
             "#kv-cached": "8",
             "#kv-free": "24",
-            "#hit-rate": "prefix cache: 25 % of 200 prompt tokens found",
+            "#hit-rate": "prefix cache: 25 % of 200 prompt tokens",
             "#at-gateway": "5 at this gateway",
             "#mesh-facts": "2 stages × 1 rank · float32 · context 64",
             "#gateway-id": "gateway 127.0.0.1:50051",
