@@ -173,14 +173,12 @@ def tool_guidance(
     else:
         return None
     opening, closing = (_terminal(marker, tokenizer) for marker in (form.opening, form.closing))
-    more = max_calls - 1
-    if form.is_list:
-        start, call = f'{opening} " "? "[" call (", " call){{0,{more}}} "]"', "function"
-    elif form.is_bare:
-        start, call = f'call ("; " call){{0,{more}}}', "function"
-    else:
-        start, call = f'call ("\\n" call){{0,{more}}}', f'{opening} "\\n" function "\\n" {closing}'
-    lines = [f"start: {start}", f"call: {call}"]
+    separator = json.dumps(", " if form.is_list else f"{form.separators} " if form.is_bare else "\n")
+    calls = "call" if max_calls == 1 else f"call ({separator} call){{0,{max_calls - 1}}}"
+    lines = [
+        f'start: {opening} " "? "[" {calls} "]"' if form.is_list else f"start: {calls}",
+        f'call: {opening} "\\n" function "\\n" {closing}' if form.closing else "call: function",
+    ]
     lines.append("function: " + " | ".join(f"function_{index}" for index in range(len(tools))))
     for index, tool in enumerate(tools):
         head = json.dumps(f'{{"name": "{tool.name}", "{form.arguments}": ')
