@@ -64,8 +64,9 @@ def choose(logits: Tensor, columns: SamplingColumns, wishes: Sequence[tuple[int,
     places = [place for place, wish in wishes if wish.num_logprobs is not None]
     raw = logits[places] if places else None
     for place, wish in wishes:
-        for rule in wish.rules:
-            rule.apply(logits[place])
+        if wish.rules and logits[place].amax().isfinite():  # no mask may hide what makes a row invalid
+            for rule in wish.rules:
+                rule.apply(logits[place])
     on_device, valid = draw(logits, columns)
     on_device = on_device.masked_fill(~valid, 0)
     token_ids = on_device.tolist()

@@ -66,5 +66,12 @@ def test_who_may_choose_nothing_is_named() -> None:
     assert math.isfinite(chosen.scores.messages()[2].logprob)
 
 
+def test_no_mask_hides_what_is_not_a_number() -> None:
+    logits = LOGITS.clone()
+    logits[1, 1] = torch.nan
+    chosen = choose(logits, greedy(4), [(1, wishes(0, min_tokens=1, stops=frozenset({1})))])
+    assert (chosen.token_ids, chosen.invalid) == ([1, 0, 1, 1], [1])
+
+
 def test_nobody_who_asks_for_nothing_is_scored() -> None:
     assert choose(LOGITS.clone(), greedy(4), []).scores is None
