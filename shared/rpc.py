@@ -7,7 +7,7 @@ not permit kills the stream ("too many pings").
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import grpc
 import structlog
@@ -33,11 +33,9 @@ if TYPE_CHECKING:
 __all__ = [
     "MAX_MESSAGE_BYTES",
     "REQUEST_ID_KEY",
-    "FailedCall",
     "RpcServer",
     "bound_address",
     "connect",
-    "connect_blocking",
     "error_from_rpc",
     "error_of",
     "grpc_status",
@@ -97,18 +95,8 @@ def connect(address: str, tls: TlsCredentials | None = None) -> aio.Channel:
     """
     if tls is None:
         return aio.insecure_channel(address, options=_CHANNEL_OPTIONS)
-    return aio.secure_channel(address, _channel_credentials(tls), options=_CHANNEL_OPTIONS)
-
-
-def connect_blocking(address: str, tls: TlsCredentials | None = None) -> grpc.Channel:
-    """Open a channel as ``connect`` does, for programs without asyncio. Threads may share it."""
-    if tls is None:
-        return grpc.insecure_channel(address, options=_CHANNEL_OPTIONS)
-    return grpc.secure_channel(address, _channel_credentials(tls), options=_CHANNEL_OPTIONS)
-
-
-def _channel_credentials(tls: TlsCredentials) -> grpc.ChannelCredentials:
-    return grpc.ssl_channel_credentials(tls.authorities, tls.private_key, tls.certificate)
+    credentials = grpc.ssl_channel_credentials(tls.authorities, tls.private_key, tls.certificate)
+    return aio.secure_channel(address, credentials, options=_CHANNEL_OPTIONS)
 
 
 def bound_address(host: str, port: int) -> str:
@@ -133,20 +121,7 @@ def grpc_status(code: StatusCode) -> grpc.StatusCode:
     return _GRPC_STATUS[code]
 
 
-class FailedCall(Protocol):
-    """What calls with and without asyncio tell of their failure."""
-
-    def code(self) -> grpc.StatusCode:
-        """Status of the call."""
-
-    def details(self) -> str | None:
-        """What the other side, or the library, says of it."""
-
-    def trailing_metadata(self) -> Any:
-        """Pairs of key and value, or None."""
-
-
-def status_of(failure: FailedCall) -> StatusCode:
+def status_of(failure: aio.AioRpcError) -> StatusCode:
     """Status of a failed call."""
     return StatusCode(failure.code().value[0])
 
@@ -177,7 +152,7 @@ def error_of(code: StatusCode, message: str) -> errors.OrcaError:
     return error
 
 
-def error_from_rpc(failure: FailedCall, what: str) -> errors.OrcaError:
+def error_from_rpc(failure: aio.AioRpcError, what: str) -> errors.OrcaError:
     """Turn a failed call into the typed error that the other side raised; ``what`` names the peer for people."""
     code = status_of(failure)
     if code is StatusCode.UNIMPLEMENTED:

@@ -5,6 +5,10 @@ from __future__ import annotations
 import asyncio
 import gc
 import inspect
+import os
+import signal
+import subprocess
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
@@ -26,6 +30,7 @@ from shared.errors import (
 from shared.generation import (
     ChatMessage,
     ChatRequest,
+    Delta,
     GenerateOptions,
     GenerateRequest,
     Guidance,
@@ -41,8 +46,6 @@ from tests.fakes.fake_gateway import ANSWER, SNAPSHOT, FakeGateway, serving
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
-
-    from shared.generation import Delta
 
 OPTIONS = GenerateOptions(
     max_tokens=9,
@@ -263,6 +266,44 @@ def test_another_thread_may_end_it(gateway: FakeGateway, closes_client: bool) ->
         assert reader.result(10) is StatusCode.CANCELLED
         gateway.cancelled.get(timeout=10)
     assert got == list(ANSWER)
+
+
+def test_an_interrupt_leaves_the_client_whole(gateway: FakeGateway) -> None:
+    def read_interrupted(client: SyncGatewayClient, pool: ThreadPoolExecutor, num_before: int) -> None:
+        with client.generate("x") as deltas:
+            for index, _ in enumerate(deltas):
+                if index == num_before:
+                    pool.submit(os.kill, os.getpid(), signal.SIGINT)
+
+    with SyncGatewayClient(gateway.address) as client, ThreadPoolExecutor(1) as pool:
+        for index in range(20):
+            gateway.hangs = True
+            with pytest.raises(KeyboardInterrupt):
+                read_interrupted(client, pool, index % len(ANSWER))
+            gateway.cancelled.get(timeout=10)
+            gateway.hangs = False
+            assert collect(client.generate("x")).text == "Once más"
+
+
+def test_a_program_that_forgets_to_close_still_ends(gateway: FakeGateway) -> None:
+    gateway.hangs = True
+    program = (
+        "import sys\n"
+        "from shared.sync_client import SyncGatewayClient\n"
+        "deltas = SyncGatewayClient(sys.argv[1]).generate('x')\n"
+        "print(next(deltas).request_id)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, gateway.address], capture_output=True, text=True, check=False, timeout=30
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "r1\n", "")
+    gateway.cancelled.get(timeout=10)
+
+
+def test_a_slow_reader_gets_all(gateway: FakeGateway) -> None:
+    gateway.deltas = [*ANSWER[:-1], *(Delta(str(index), (index,)) for index in range(500)), ANSWER[-1]]
+    with SyncGatewayClient(gateway.address) as client:
+        assert list(client.generate("x")) == gateway.deltas
 
 
 def test_a_closed_client_says_so(gateway: FakeGateway) -> None:
