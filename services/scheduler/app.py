@@ -52,7 +52,10 @@ async def run_scheduler(
     keeper = EngineKeeper(config.engine, registry, loop, server, tls)
     watch = EngineWatch(lambda: _status(keeper, registry, loop), clock, connect=partial(WorkerClient, tls=tls))
     sessions = SchedulerServicer(loop, lambda: _status(keeper, registry, loop), watch)
-    metrics = ServiceMetrics("scheduler", EngineMetrics(lambda: _status(keeper, registry, loop)), loop_metrics)
+    engine_metrics = EngineMetrics(
+        lambda: _status(keeper, registry, loop), has_prefix_cache=config.engine.scheduling.prefix_cache
+    )
+    metrics = ServiceMetrics("scheduler", engine_metrics, loop_metrics)
     server.add(scheduler_pb2_grpc.add_SchedulerServicer_to_server, sessions, "orca.v1.Scheduler")
     server.add(
         worker_pb2_grpc.add_WorkerRegistryServicer_to_server,

@@ -133,8 +133,9 @@ class LoopMetrics(Collector):
 class EngineMetrics(Collector):
     """The engine's status as metrics."""
 
-    def __init__(self, status: Callable[[], EngineStatus]) -> None:
+    def __init__(self, status: Callable[[], EngineStatus], *, has_prefix_cache: bool = True) -> None:
         self._status = status
+        self._has_prefix_cache = has_prefix_cache
 
     def collect(self) -> Iterable[Metric]:
         """Ask for the status and translate it."""
@@ -165,7 +166,9 @@ class EngineMetrics(Collector):
         yield _counter("orca_prompt_tokens", "Prompt tokens of sequences that have started.", status.num_prompt_tokens)
         yield _counter("orca_generation_tokens", "Tokens generated.", status.num_output_tokens)
         yield _counter(
-            "orca_prefix_cache_queries", "Prompt tokens looked up in the prefix cache.", status.num_prompt_tokens
+            "orca_prefix_cache_queries",
+            "Prompt tokens looked up in the prefix cache.",
+            status.num_prompt_tokens if self._has_prefix_cache else 0,
         )
         yield _counter(
             "orca_prefix_cache_hits", "Prompt tokens found in the prefix cache.", status.num_cached_prompt_tokens

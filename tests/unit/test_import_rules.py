@@ -133,6 +133,10 @@ def the_scheduler_core_is_pure(use: Use) -> bool:
     return use.lies_in("services/scheduler/core") and use.is_of(*IMPURE)
 
 
+def opentelemetry_is_an_extra(use: Use) -> bool:
+    return use.is_of("opentelemetry") and use.path != "shared/otlp.py" and not use.lies_in("tests")
+
+
 def nobody_sleeps(use: Use) -> bool:
     return use.is_call and leaf(use) == "sleep" and use.path not in SLEEPS
 
@@ -161,6 +165,7 @@ RULES_WITH_BAD_SAMPLES: list[tuple[Callable[[Use], bool], str, str]] = [
     (torch_stays_with_the_workers, "services/cli/x.py", "from torch import Tensor"),
     (the_scheduler_core_is_pure, "services/scheduler/core/core.py", "import time"),
     (the_scheduler_core_is_pure, "services/scheduler/core/x.py", "from asyncio import Queue"),
+    (opentelemetry_is_an_extra, "services/gateway/x.py", "from opentelemetry import trace"),
     (nobody_sleeps, "services/worker/x.py", "import asyncio\nasync def f():\n    await asyncio.sleep(1)"),
     (nobody_sleeps, "tests/unit/x.py", "from time import sleep\nsleep(1)"),
     (nobody_pickles, "shared/x.py", "import pickle"),
