@@ -24,6 +24,7 @@ from shared.text.guidance_vocabulary import GuidanceVocabulary
 
 if TYPE_CHECKING:
     from services.gateway.served_model import ServedModel
+    from services.gateway.tools import ToolUse
     from shared.generation import GenerateOptions
 
 __all__ = ["JSON_OPTIONS", "MAX_GUIDANCE_BYTES", "GuidanceCompiler", "guidance_grammar"]
@@ -61,30 +62,26 @@ class GuidanceCompiler:
         self._process_model: ServedModel | None = None
         self._verdicts = _Verdicts(_MAX_CACHED_BYTES)
 
-    async def compile(self, options: GenerateOptions, model: ServedModel) -> str:
-        """Return the grammar for ``Submit.grammar``, empty where the options ask for none.
+    async def compile(self, options: GenerateOptions, model: ServedModel, tools: ToolUse | None = None) -> str:
+        """Return the grammar for ``Submit.grammar``, empty where neither options nor tools ask for one.
 
         Raises:
             InvalidRequestError: it cannot be followed; the message has the reason, the library's own where it is one.
             ModelError: this model cannot follow any.
             UnavailableError: it could not be checked now.
         """
-        guidance = options.guidance
+        guidance = options.guidance if tools is None else tools.guidance
         if guidance is None:
             return ""
-        if options.ignore_eos:
-            raise InvalidRequestError(
-                "guidance ends the output where it is matched: leave out ignore_eos", field=_FIELD
-            )
-        if options.min_tokens:
-            raise InvalidRequestError(
-                "guidance ends the output where it is matched: leave out min_tokens", field=_FIELD
-            )
+        field, name = (_FIELD, f"the {_NAMES[guidance.kind]}") if tools is None else ("tools", "a call of these tools")
+        for option, is_set in (("ignore_eos", options.ignore_eos), ("min_tokens", options.min_tokens > 0)):
+            if is_set:
+                raise InvalidRequestError(f"the output ends with {name}: leave out {option}", field=option)
         grammar = guidance_grammar(guidance)
         async with self._turn:
             verdict = await self._verdict(grammar, model)
         if verdict:
-            raise InvalidRequestError(f"the {_NAMES[guidance.kind]} cannot be followed: {verdict}", field=_FIELD)
+            raise InvalidRequestError(f"{name} cannot be forced: {verdict}", field=field)
         return grammar
 
     async def close(self) -> None:

@@ -11,7 +11,7 @@ import secrets
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from services.gateway.guidance import JSON_OPTIONS
+from services.gateway.guidance import JSON_OPTIONS, MAX_GUIDANCE_BYTES
 from services.gateway.text.tool_calls import MISTRAL, ToolCallParser, detect_format
 from shared.errors import InvalidRequestError
 from shared.generation import Guidance, GuidanceKind, ToolMode
@@ -165,6 +165,9 @@ def tool_guidance(
     """What forces a model to call one of ``tools``, in its own notation; None where the choice forces nothing.
 
     REQUIRED allows up to 16 calls, NAMED one of the tool that is named. White space is as models are trained on it.
+
+    Raises:
+        InvalidRequestError: it becomes too large.
     """
     if choice.mode is ToolMode.NAMED:
         tools, max_calls = [tool for tool in tools if tool.name == choice.name], 1
@@ -185,7 +188,14 @@ def tool_guidance(
         lines.append(f'function_{index}: {head} arguments_{index} "}}"')
         schema = {"type": "object"} | dict(tool.parameters) | {"x-guidance": JSON_OPTIONS}
         lines.append(f"arguments_{index}: %json {json.dumps(schema)}")
-    return Guidance(GuidanceKind.GRAMMAR, "\n".join(lines))
+    grammar = "\n".join(lines)
+    if len(grammar) > MAX_GUIDANCE_BYTES:  # ASCII, as JSON is written here
+        raise InvalidRequestError(
+            f"the tools make a grammar of {len(grammar)} bytes; at most {MAX_GUIDANCE_BYTES} are allowed for a call to "
+            "be forced: send fewer or smaller ones",
+            field="tools",
+        )
+    return Guidance(GuidanceKind.GRAMMAR, grammar)
 
 
 def _terminal(marker: str, tokenizer: Tokenizer) -> str:

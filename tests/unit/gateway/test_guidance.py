@@ -15,6 +15,8 @@ import pytest
 from services.gateway.guidance import MAX_GUIDANCE_BYTES, GuidanceCompiler, guidance_grammar
 from services.gateway.guidance_process import GuidanceProcess
 from services.gateway.served_model import ModelText, ServedModel
+from services.gateway.text.tool_calls import HERMES
+from services.gateway.tools import ToolUse
 from shared.errors import InvalidRequestError, ModelError, UnavailableError
 from shared.generation import GenerateOptions, Guidance, GuidanceKind
 from shared.messages import EngineInfo
@@ -188,21 +190,21 @@ async def test_good_guidance_becomes_a_grammar(compiler: GuidanceCompiler) -> No
 @pytest.mark.parametrize(
     ("kind", "text", "message"),
     [
-        (GuidanceKind.JSON_SCHEMA, '{"type": "foo"}', "JSON schema cannot be followed: Invalid type: foo"),
+        (GuidanceKind.JSON_SCHEMA, '{"type": "foo"}', "the JSON schema cannot be forced: Invalid type: foo"),
         (GuidanceKind.JSON_SCHEMA, '{"not": {}}', r'Unimplemented keys: \["not"\]'),
         (GuidanceKind.JSON_SCHEMA, '{"not": {}, "x-guidance": {"lenient": true}}', "Unimplemented keys"),
         (GuidanceKind.JSON_SCHEMA, '{"$ref": "https://example.com/schema"}', "not present in a registry"),
         (GuidanceKind.JSON_SCHEMA, '{"$ref": "#/$defs/none"}', "does not exist"),
         (GuidanceKind.JSON_SCHEMA, json.dumps(UNPRODUCTIVE), "nothing can ever match it"),
         (GuidanceKind.JSON_SCHEMA, '{"type": "string", "format": "unheard-of"}', "format"),
-        (GuidanceKind.REGEX, "(a", "regular expression cannot be followed: .*regex parse error"),
+        (GuidanceKind.REGEX, "(a", "regular expression cannot be forced: .*regex parse error"),
         (GuidanceKind.REGEX, "(?=a)b", "look-around"),
         (GuidanceKind.REGEX, r"(a)\1", "backreferences"),
-        (GuidanceKind.REGEX, "(" * 9000 + ")" * 9000, "cannot be followed"),
-        (GuidanceKind.GRAMMAR, "start: start 'a'", "grammar cannot be followed"),
+        (GuidanceKind.REGEX, "(" * 9000 + ")" * 9000, "cannot be forced"),
+        (GuidanceKind.GRAMMAR, "start: start 'a'", "grammar cannot be forced"),
         (GuidanceKind.GRAMMAR, 'start: start "a"', "nothing can ever match it"),
         (GuidanceKind.GRAMMAR, "start: <|no_such_token|>", "unknown special token"),
-        (GuidanceKind.GRAMMAR, '{"grammars": []}', "grammar cannot be followed"),
+        (GuidanceKind.GRAMMAR, '{"grammars": []}', "grammar cannot be forced"),
     ],
 )
 async def test_bad_guidance_is_refused_with_the_reason(
@@ -299,3 +301,17 @@ def test_the_limit_is_as_documented() -> None:
     guidance_grammar(Guidance(GuidanceKind.REGEX, "a" * MAX_GUIDANCE_BYTES))
     with pytest.raises(InvalidRequestError):
         guidance_grammar(Guidance(GuidanceKind.REGEX, "a" * (MAX_GUIDANCE_BYTES + 1)))
+
+
+async def test_a_call_that_cannot_be_forced_is_the_tools_fault(compiler: GuidanceCompiler) -> None:
+    def use(parameters: str) -> ToolUse:
+        guidance = Guidance(GuidanceKind.GRAMMAR, f"start: %json {parameters}")
+        return ToolUse((), HERMES, {}, guidance)
+
+    assert await compiler.compile(GenerateOptions(), _MODEL, use("{}"))
+    with pytest.raises(InvalidRequestError, match=r"tools cannot be forced: .*Unimplemented") as refusal:
+        await compiler.compile(GenerateOptions(), _MODEL, use('{"not": {}}'))
+    assert refusal.value.field == "tools"
+    with pytest.raises(InvalidRequestError, match="ends with a call of these tools: leave out ignore_eos"):
+        await compiler.compile(GenerateOptions(ignore_eos=True), _MODEL, use("{}"))
+    assert await compiler.compile(GenerateOptions(ignore_eos=True), _MODEL, ToolUse((), HERMES, {}, None)) == ""

@@ -197,6 +197,11 @@ def test_a_request_may_use_no_tools(request_: ChatRequest) -> None:
         ("hermes", _request((), ToolChoice(ToolMode.NAMED, "now")), "there are no tools"),
         ("hermes", _request(choice=ToolChoice(ToolMode.NAMED, "then")), "'then', which is none of the tools"),
         ("hermes", _request(guidance=Guidance(GuidanceKind.JSON_OBJECT)), "guidance leaves no room"),
+        (
+            "hermes",
+            _request((Tool("now", parameters=json.dumps({"x": "y" * 70_000})),), ToolChoice(ToolMode.REQUIRED)),
+            "send fewer or smaller ones",
+        ),
         ("hermes", _request((Tool(""),)), r"tools\[0\] has the name ''"),
         ("hermes", _request((Tool("now"), Tool("a b"))), r"tools\[1\] has the name 'a b'"),
         ("hermes", _request((Tool("é"),)), r"tools\[0\] has the name"),
