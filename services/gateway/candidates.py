@@ -7,7 +7,7 @@ the scheduler finds, or by a failure, which never looks like one of these. Does 
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from services.gateway.echo import MAX_ENTRIES
 from services.gateway.logprobs import token_logprob
@@ -22,21 +22,12 @@ if TYPE_CHECKING:
 
     from services.gateway.streams import OutputStream
     from services.gateway.text.detokenizer import Detokenizer
+    from services.gateway.text.tool_calls import ToolCallParser
     from shared.generation import TokenLogprob, ToolCallDelta
     from shared.messages import Ended, TokenLogprobs
     from shared.text.tokenizer import Tokenizer
 
-__all__ = ["Candidate", "ToolCallParser"]
-
-
-class ToolCallParser(Protocol):
-    """Takes the calls of tools out of an output."""
-
-    def push(self, text: str) -> tuple[str, tuple[ToolCallDelta, ...]]:
-        """Read on; return what is text, and what has come of calls."""
-
-    def finish(self) -> tuple[str, tuple[ToolCallDelta, ...]]:
-        """Return what was held back and is no call after all."""
+__all__ = ["Candidate"]
 
 
 class Candidate:

@@ -44,13 +44,14 @@ if TYPE_CHECKING:
 
     from services.gateway.clients import Client
     from services.gateway.guidance import GuidanceCompiler
-    from services.gateway.jobs import GenerateJob, Prompt
+    from services.gateway.jobs import GenerateJob
     from services.gateway.observation import RequestObserver
-    from services.gateway.prompt_sources import PromptSource
+    from services.gateway.prompt_sources import PreparedPrompts, PromptSource
     from services.gateway.readiness import Readiness
     from services.gateway.request_limit import RequestLimit
     from services.gateway.scheduler_client import SchedulerClient
     from services.gateway.served_model import ServedModel
+    from services.gateway.streams import OutputStream
     from shared.clock import Clock
     from shared.generation import ChatRequest, GenerateRequest
 
@@ -192,9 +193,9 @@ class Generation:
                 place = await stack.enter_async_context(slots)
                 model = self._readiness.require()  # it may be another one by now
                 waiting_for = "its prompt to be tokenized"
-                prompts = await source.prompts(model)
+                prepared = await source.prepare(model)
                 waiting_for = "its guidance to be checked"
-                grammar = await self._guidance.compile(options, model)
+                grammar = await self._guidance.compile(options, model, prepared.tools)
         except TimeoutError:
             if options.timeout_s is None or not timeout.expired():
                 raise
@@ -209,7 +210,7 @@ class Generation:
             echo=source.echo,
             grammar=grammar,
         )
-        response = self._submit(build_jobs(prompts, options, terms), prompts, source, model)
+        response = self._submit(build_jobs(prepared.prompts, options, terms), prepared, source, model)
         stack.callback(response.close)
 
         @stack.callback
@@ -225,16 +226,14 @@ class Generation:
         return response
 
     def _submit(
-        self, jobs: Sequence[GenerateJob], prompts: Sequence[Prompt], source: PromptSource, model: ServedModel
+        self, jobs: Sequence[GenerateJob], prepared: PreparedPrompts, source: PromptSource, model: ServedModel
     ) -> Response:
-        options = source.options
+        options, prompts, tools = source.options, prepared.prompts, prepared.tools
         tokenizer = model.text.tokenizer
         stops = StopStrings(options.stop)
         num_per_prompt = len(jobs) // len(prompts)
-        news = News()
-        candidates = []
-        for index, stream in enumerate(self._scheduler.open(jobs, news)):
-            detokenizer = Detokenizer(tokenizer, stops, min_tokens=options.min_tokens, continues=source.echo)
+
+        def candidate(index: int, stream: OutputStream) -> Candidate:
             echo = None
             if source.echo:
                 # Nothing predicts a single token: that takes no engine.
@@ -242,12 +241,29 @@ class Generation:
                 prompt = prompts[index // num_per_prompt]
                 echo = echoed_prompt(prompt, index, tokenizer, logprobs, options.num_logprobs or 0)
                 stream.tell()
-            candidates.append(
-                Candidate(index, stream, tokenizer, detokenizer, cancel=self._scheduler.cancel, echo=echo)
+            detokenizer = Detokenizer(
+                tokenizer,
+                stops,
+                min_tokens=options.min_tokens,
+                # Guidance is to the letter; elsewhere SentencePiece's first space is its own.
+                continues=source.continues or bool(stream.job.grammar),
+                markers=None if tools is None else tools.markers,
             )
+            return Candidate(
+                index,
+                stream,
+                tokenizer,
+                detokenizer,
+                cancel=self._scheduler.cancel,
+                echo=echo,
+                tool_calls=None if tools is None else tools.parser(),
+            )
+
         best_of = None
         if num_per_prompt > options.n:
             best_of = BestOf(n=options.n, best_of=num_per_prompt, shows_logprobs=options.num_logprobs is not None)
+        news = News()
+        candidates = [candidate(index, stream) for index, stream in enumerate(self._scheduler.open(jobs, news))]
         return Response(candidates, news, self._scheduler, num_per_prompt=num_per_prompt, best_of=best_of)
 
 

@@ -7,6 +7,7 @@ the tokenizer for up to seconds, and even a short one may have to wait for it.
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from services.gateway.admission import (
@@ -18,18 +19,28 @@ from services.gateway.admission import (
 )
 from services.gateway.jobs import Prompt, prompt_field
 from services.gateway.text.prompts import encode_conversation, encode_text
-from shared.errors import InvalidRequestError
+from services.gateway.tools import tool_use
 from shared.messages import token_ids
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from services.gateway.served_model import ServedModel
+    from services.gateway.tools import ToolUse
     from shared.generation import ChatRequest, GenerateOptions, GenerateRequest
 
-__all__ = ["Completion", "Conversation", "PromptSource"]
+__all__ = ["Completion", "Conversation", "PreparedPrompts", "PromptSource"]
 
 _BYTES_PER_ID = 4
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedPrompts:
+    """Prompts as the model reads them."""
+
+    prompts: list[Prompt]
+    tools: ToolUse | None = None
+    """What the model may call, and how its calls are found in the output."""
 
 
 class PromptSource(Protocol):
@@ -40,6 +51,8 @@ class PromptSource(Protocol):
     request_id: str
     options: GenerateOptions
     echo: bool
+    continues: bool
+    """The text of an output goes on from that of its prompt."""
     num_prompts: int
     default_max_tokens: int | None
     """None is all that is left."""
@@ -47,7 +60,7 @@ class PromptSource(Protocol):
     def check(self, model: ServedModel) -> int:
         """Return the size of the prompts, bytes; raise ``InvalidRequestError`` where that is enough to refuse them."""
 
-    async def prompts(self, model: ServedModel) -> list[Prompt]:
+    async def prepare(self, model: ServedModel) -> PreparedPrompts:
         """Return the prompts. Raises ``InvalidRequestError`` where there are none to be had."""
 
 
@@ -60,7 +73,7 @@ class Completion:
     def __init__(self, request: GenerateRequest) -> None:
         self.request_id = request.request_id
         self.options = request.options
-        self.echo = request.echo
+        self.echo = self.continues = request.echo
         self.num_prompts = len(request.prompts)
         self._prompts = request.prompts
 
@@ -77,9 +90,11 @@ class Completion:
                 num_bytes += _BYTES_PER_ID * len(prompt)
         return num_bytes
 
-    async def prompts(self, model: ServedModel) -> list[Prompt]:
+    async def prepare(self, model: ServedModel) -> PreparedPrompts:
         """Tokenize texts; ids are taken as they are."""
-        return await asyncio.to_thread(lambda: [self._prompt(index, model) for index in range(self.num_prompts)])
+        return await asyncio.to_thread(
+            lambda: PreparedPrompts([self._prompt(index, model) for index in range(self.num_prompts)])
+        )
 
     def _prompt(self, index: int, model: ServedModel) -> Prompt:
         prompt = self._prompts[index]
@@ -99,31 +114,37 @@ class Conversation:
     def __init__(self, request: ChatRequest) -> None:
         self.request_id = request.request_id
         self.options = request.options
+        self.continues = request.continue_final_message
         self._request = request
 
     def check(self, model: ServedModel) -> int:
         """Look at the turns and at the length of it all."""
         request = self._request
         check_messages(request.messages)
-        if request.tools:
-            raise InvalidRequestError("tools are not supported by this gateway", field="tools")
+        tool_use(request, model.text)
         texts = [
             text
             for message in request.messages
             for text in (message.role, message.content, message.name, *(call.arguments for call in message.tool_calls))
         ]
+        texts += [text for tool in request.tools for text in (tool.name, tool.description, tool.parameters)]
         num_bytes = sum(num_utf8_bytes("messages", text) for text in texts)
         check_text("messages", num_bytes, model.engine)
         return num_bytes
 
-    async def prompts(self, model: ServedModel) -> list[Prompt]:
+    async def prepare(self, model: ServedModel) -> PreparedPrompts:
         """Render the conversation."""
         request = self._request
-        template = model.text.chat_template(with_tools=bool(request.tools))
 
-        def render() -> list[Prompt]:
-            text = template.render(request.messages, continue_final_message=request.continue_final_message)
-            return [_known("prompt", encode_conversation(model.text.tokenizer, text), text, model)]
+        def render() -> PreparedPrompts:
+            tools = tool_use(request, model.text)
+            text = model.text.chat_template(with_tools=tools is not None).render(
+                request.messages,
+                tools=[] if tools is None else tools.descriptions(),
+                continue_final_message=request.continue_final_message,
+            )
+            ids = encode_conversation(model.text.tokenizer, text)
+            return PreparedPrompts([_known("prompt", ids, text, model)], tools)
 
         return await asyncio.to_thread(render)
 

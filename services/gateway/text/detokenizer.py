@@ -15,7 +15,7 @@ from collections import deque
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from services.gateway.text.stop_strings import StopMatch, StopStrings
     from shared.text.tokenizer import Tokenizer
@@ -53,12 +53,17 @@ class Detokenizer:
         *,
         min_tokens: int = 0,
         continues: bool = False,
+        markers: Mapping[int, str] | None = None,
     ) -> None:
         """``stops`` count from the token on that makes ``min_tokens``.
 
-        ``continues``: the text goes on from another one, so that a leading space is its own.
+        ``continues``: the text goes on from another one, so that a leading space is its own. ``markers`` are special
+        tokens that are text in this one.
         """
         self._bytes_of = tokenizer.token_bytes
+        if markers:
+            spelled = {token_id: text.encode() for token_id, text in markers.items()}
+            self._bytes_of = lambda token_id: spelled.get(token_id) or tokenizer.token_bytes(token_id)
         self._at_beginning = tokenizer.strips_leading_space and not continues
         self._matcher = stops.matcher() if stops else None
         self._num_lenient = max(0, min_tokens - 1)
