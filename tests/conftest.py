@@ -31,7 +31,7 @@ def nothing_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
     processes = _children()
     threads = set(threading.enumerate())
     yield
-    left = [process for process in _children() if process not in processes]
+    left = [process for process in _children() if process not in processes and not _is_child_of(process, processes)]
     for process in left:
         process.kill()
     assert not left, f"processes left behind: {left}"
@@ -66,6 +66,14 @@ def _children() -> set[psutil.Process]:
         except psutil.ZombieProcess:
             found.add(process)
     return found
+
+
+def _is_child_of(process: psutil.Process, others: set[psutil.Process]) -> bool:
+    """Whether one of ``others``, which the test found there, has started the process."""
+    try:
+        return not others.isdisjoint(process.parents())
+    except psutil.NoSuchProcess:
+        return True
 
 
 def _belongs_to_a_library(thread: threading.Thread) -> bool:

@@ -286,8 +286,11 @@ async def test_a_tool_is_called(mesh: Mesh) -> None:
         (replace(GREEDY, max_tokens=100000), "max_tokens"),
         (replace(GREEDY, num_logprobs=21), "logprobs"),
         (replace(GREEDY, stop_token_ids=(70000,)), "stop_token_ids"),
-        (replace(GREEDY, ignore_eos=False, guidance=Guidance(GuidanceKind.JSON_SCHEMA, '{"type": "nonsense"}')), ""),
-        (replace(GREEDY, ignore_eos=False, guidance=Guidance(GuidanceKind.REGEX, "(((")), ""),
+        (
+            replace(GREEDY, ignore_eos=False, guidance=Guidance(GuidanceKind.JSON_SCHEMA, '{"type": "nonsense"}')),
+            "nonsense",
+        ),
+        (replace(GREEDY, ignore_eos=False, guidance=Guidance(GuidanceKind.REGEX, "(((")), "regex"),
     ],
 )
 async def test_what_can_never_succeed_is_refused_by_name(front: Front, options: GenerateOptions, field: str) -> None:
