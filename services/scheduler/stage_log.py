@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import replace
-from itertools import islice, takewhile
+from itertools import takewhile
 from typing import TYPE_CHECKING, Protocol
 
 from shared.errors import OrcaError
@@ -46,8 +46,6 @@ class StageLog:
 
     def __init__(self, stage: int, worker: TimelineSource, clock: Clock) -> None:
         self.stage = stage
-        self.num_prefill_tokens = 0
-        """Of all iterations that it has seen."""
         self._worker = worker
         self._clock = clock
         self._steps: deque[StepTiming] = deque(maxlen=MAX_STEPS)
@@ -59,22 +57,21 @@ class StageLog:
         """The latest iteration that is known."""
         return self._steps[-1].step_id if self._steps else None
 
-    async def fetch(self) -> None:
-        """Learn what is new; a worker that does not answer has nothing new."""
+    async def fetch(self) -> int:
+        """Learn what is new, and return how many tokens of prompts that has; 0 where the worker does not answer."""
         asked_ns = self._clock.now_ns()
         try:
             answer = await self._worker.timeline(after=self.last, timeout_s=_TIMEOUT_S)
         except OrcaError:
-            return  # its health is told elsewhere
+            return 0  # its health is told elsewhere
         self._measure_offset(asked_ns, self._clock.now_ns(), answer.now_ns)
-        for step in answer.steps:
-            self.num_prefill_tokens += step.num_tokens - step.num_decode_tokens
-            self._steps.append(self._translated(step))
+        self._steps.extend(map(self._translated, answer.steps))
+        return sum(step.num_tokens - step.num_decode_tokens for step in answer.steps)
 
     def after(self, step_id: StepId | None) -> StageTimeline:
         """Return the iterations after one of them, or all that are kept."""
         newest_first = takewhile(lambda step: step_id is None or step.step_id > step_id, reversed(self._steps))
-        return StageTimeline(self.stage, tuple(islice(newest_first, MAX_STEPS))[::-1])
+        return StageTimeline(self.stage, tuple(newest_first)[::-1])
 
     async def close(self) -> None:
         """Close the connection."""

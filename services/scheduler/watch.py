@@ -116,9 +116,8 @@ class EngineWatch:
             self._logs = tuple(StageLog(leader.stage, self._connect(leader.address), self._clock) for leader in leaders)
             self._epoch = status.epoch
         if status.ready:
-            num_before = self._logs[0].num_prefill_tokens
-            await asyncio.gather(*(log.fetch() for log in self._logs))
-            self._num_prefill_tokens += self._logs[0].num_prefill_tokens - num_before
+            num_prefill_tokens = await asyncio.gather(*(log.fetch() for log in self._logs))
+            self._num_prefill_tokens += sum(num_prefill_tokens[:1])  # every stage has the same iterations
         return _Look(self._clock.now_ns(), self._status(), self._logs, self._num_prefill_tokens)
 
     async def _forget(self) -> None:
