@@ -1,24 +1,25 @@
 """The body of ``POST /v1/chat/completions``."""
 
-import json
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, PlainValidator, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
 from services.gateway.http.errors import HttpError
-from services.gateway.http.fields import Body, Only, OnlyFalse, OnlyNull, OnlyTrue
+from services.gateway.http.fields import Body, JsonSchema, Only, OnlyFalse, OnlyNull, OnlyTrue, limited
 from services.gateway.http.generation_body import GenerationBody
 from shared.generation import ChatMessage, ChatRequest, Tool, ToolCall, ToolChoice, ToolMode
 
-__all__ = ["ChatBody", "MessageBody", "ToolBody"]
+__all__ = ["ROLES", "ChatBody", "MessageBody", "ToolBody"]
+
+ROLES = ("system", "developer", "user", "assistant", "tool")
 
 _FUNCTION_NAME = r"^[a-zA-Z0-9_.-]{1,64}$"
 _MODES = {"auto": ToolMode.AUTO, "none": ToolMode.NONE, "required": ToolMode.REQUIRED}
 
 
-def _content(value: Any) -> str | None:
-    if value is None or isinstance(value, str):
+def _content(value: Any) -> str:
+    if isinstance(value, str):
         return value
     if not isinstance(value, list):
         raise PydanticCustomError("content", "it must be a text or a list of parts")
@@ -44,10 +45,11 @@ _PART_SCHEMA = {
     "additionalProperties": False,
 }
 Content = Annotated[
-    str | None,
+    str,
     PlainValidator(_content),
-    WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": _PART_SCHEMA}, {"type": "null"}]}),
+    WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": _PART_SCHEMA}]}),
 ]
+"""A text, or a list of text parts, which are joined by line breaks."""
 
 
 def _tool_choice(value: Any) -> ToolChoice | None:
@@ -103,44 +105,73 @@ class ToolCallBody(Body):
     index: Annotated[Any, Only(*range(128))] = None
 
 
-class MessageBody(Body):
-    """One turn of the conversation."""
+class _Message(Body):
+    """One turn of the conversation; what belongs to another role is accepted as null only."""
 
-    role: Literal["system", "developer", "user", "assistant", "tool"]
-    """"developer" is taken as "system"."""
-    content: Content = None
-    """A text, or a list of text parts, which are joined by line breaks."""
     name: str | None = None
-    tool_calls: list[ToolCallBody] | None = None
-    tool_call_id: str | None = None
-    refusal: str | None = None
+    """Who speaks, where the model's template shows it."""
+    tool_calls: OnlyNull = None
+    tool_call_id: OnlyNull = None
+    refusal: OnlyNull = None
     annotations: Annotated[Any, Only([])] = None
     audio: OnlyNull = None
     function_call: OnlyNull = None
     reasoning: OnlyNull = None
     reasoning_content: OnlyNull = None
 
-    def message(self, index: int) -> ChatMessage:
-        """Return the turn, which is the conversation's ``index``-th. Raises ``HttpError``."""
-        at = f"messages[{index}]"
-        content = self.refusal if self.content is None else self.content
-        if content is None and self.role != "assistant":
-            raise HttpError(400, f"{at}.content is missing or null", param=f"{at}.content")
-        if self.tool_calls and self.role != "assistant":
-            raise HttpError(400, f"{at}.tool_calls belongs to the role 'assistant'", param=f"{at}.tool_calls")
-        if self.role == "tool" and self.tool_call_id is None:
-            raise HttpError(400, f"{at}.tool_call_id is missing: which call is answered?", param=f"{at}.tool_call_id")
-        if self.role != "tool" and self.tool_call_id is not None:
-            raise HttpError(400, f"{at}.tool_call_id belongs to the role 'tool'", param=f"{at}.tool_call_id")
-        return ChatMessage(
-            role="system" if self.role == "developer" else self.role,
-            content=content or "",
-            tool_calls=tuple(
-                ToolCall(call.id, call.function.name, call.function.arguments) for call in self.tool_calls or ()
-            ),
-            tool_call_id=self.tool_call_id or "",
-            name=self.name or "",
-        )
+
+class InstructionBody(_Message):
+    """What holds for the whole conversation."""
+
+    role: Literal["system", "developer"]
+    """"developer" is taken as "system"."""
+    content: Content
+
+    def message(self) -> ChatMessage:
+        """Return the turn."""
+        return ChatMessage("system", self.content, name=self.name or "")
+
+
+class UserBody(_Message):
+    """What the user says."""
+
+    role: Literal["user"]
+    content: Content
+
+    def message(self) -> ChatMessage:
+        """Return the turn."""
+        return ChatMessage("user", self.content, name=self.name or "")
+
+
+class AssistantBody(_Message):
+    """What the model said."""
+
+    role: Literal["assistant"]
+    content: Content | None = None
+    tool_calls: list[ToolCallBody] | None = None
+    refusal: str | None = None
+    """Taken as the content where there is none."""
+
+    def message(self) -> ChatMessage:
+        """Return the turn."""
+        calls = (ToolCall(call.id, call.function.name, call.function.arguments) for call in self.tool_calls or ())
+        return ChatMessage("assistant", self.content or self.refusal or "", tuple(calls), name=self.name or "")
+
+
+class ToolAnswerBody(_Message):
+    """What a tool answered."""
+
+    role: Literal["tool"]
+    content: Content
+    tool_call_id: str
+    """Which call this answers."""
+
+    def message(self) -> ChatMessage:
+        """Return the turn."""
+        return ChatMessage("tool", self.content, tool_call_id=self.tool_call_id, name=self.name or "")
+
+
+MessageBody = Annotated[InstructionBody | UserBody | AssistantBody | ToolAnswerBody, Field(discriminator="role")]
 
 
 class FunctionBody(Body):
@@ -148,8 +179,8 @@ class FunctionBody(Body):
 
     name: str = Field(pattern=_FUNCTION_NAME)
     description: str | None = None
-    parameters: dict[str, Any] | None = None
-    """JSON schema of its arguments."""
+    parameters: JsonSchema | None = None
+    """Of its arguments."""
     strict: bool | None = None
     """Accepted either way."""
 
@@ -163,15 +194,14 @@ class ToolBody(Body):
     def tool(self) -> Tool:
         """Return the tool."""
         function = self.function
-        schema = "" if function.parameters is None else json.dumps(function.parameters, ensure_ascii=False)
-        return Tool(function.name, function.description or "", schema)
+        return Tool(function.name, function.description or "", function.parameters or "")
 
 
 class ChatBody(GenerationBody):
     """A conversation to answer."""
 
     messages: list[MessageBody]
-    max_completion_tokens: int | None = None
+    max_completion_tokens: int | None = limited(minimum=0)
     """Most output tokens; by default what is left of the context."""
     logprobs: bool | None = None
     """Give log probabilities of the tokens."""
@@ -218,7 +248,7 @@ class ChatBody(GenerationBody):
         if self.tool_choice is not None and not tools and self.tool_choice.mode is not ToolMode.NONE:
             raise HttpError(400, "tool_choice is allowed only when tools are given", param="tool_choice")
         return ChatRequest(
-            messages=[message.message(index) for index, message in enumerate(self.messages)],
+            messages=[message.message() for message in self.messages],
             options=self.options(
                 max_tokens=self._max_tokens(),
                 num_logprobs=(self.top_logprobs or 0) if self.logprobs else None,

@@ -4,6 +4,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
+from services.gateway.admission import MAX_CHOICES
 from services.gateway.http.errors import HttpError
 from services.gateway.http.fields import Only, Prompts
 from services.gateway.http.generation_body import GenerationBody
@@ -17,7 +18,7 @@ class CompletionBody(GenerationBody):
 
     prompt: Prompts
     """A text, or token ids, or a list of either; 128 choices in all at most."""
-    best_of: int | None = Field(default=None, ge=1, le=128)
+    best_of: int | None = Field(default=None, ge=1, le=MAX_CHOICES)
     """Generate so many for each prompt and give the ``n`` most likely ones; cannot be streamed."""
     echo: bool | None = None
     """Begin each choice with its prompt."""

@@ -1,7 +1,6 @@
 """Failures as HTTP statuses with OpenAI's error object: ``{"error": {"message", "type", "param", "code"}}``.
 
-Knows which status a gRPC code is over HTTP. A message that begins with the name of a request's field, as those of
-``InvalidRequestError`` do, names it as ``param`` too.
+Knows which status a gRPC code is over HTTP, and which name a field of the contract has there.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ import orjson
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from shared.errors import OrcaError, OverloadedError
+from shared.errors import InvalidRequestError, OrcaError, OverloadedError
 from shared.log import get_logger
 from shared.status import StatusCode
 
@@ -31,7 +30,7 @@ _KINDS: dict[StatusCode, tuple[int, str, str | None]] = {
     StatusCode.INVALID_ARGUMENT: (400, _INVALID, None),
     StatusCode.FAILED_PRECONDITION: (400, _INVALID, None),
     StatusCode.OUT_OF_RANGE: (400, _INVALID, None),
-    StatusCode.DEADLINE_EXCEEDED: (504, "timeout_error", "timeout"),
+    StatusCode.DEADLINE_EXCEEDED: (408, "timeout_error", "timeout"),  # the time is the client's own
     StatusCode.NOT_FOUND: (404, _INVALID, "not_found"),
     StatusCode.PERMISSION_DENIED: (403, "permission_error", "permission_denied"),
     StatusCode.UNAUTHENTICATED: (401, _INVALID, "invalid_api_key"),
@@ -41,25 +40,15 @@ _KINDS: dict[StatusCode, tuple[int, str, str | None]] = {
 }
 _INTERNAL = (500, "server_error", "internal_error")
 
-_PARAMS_BY_OTHER_NAME = {"prompts": "prompt", "text": "prompt", "token_ids": "tokens", "timeout_s": "timeout"}
-_FIRST_WORD = re.compile(r"(?:the )?([a-z_]+)((?:\[\d+\]|\.[a-z_]+)*)")
-_PARAMS = frozenset(
-    {
-        *("prompt", "messages", "tools", "tool_choice", "echo", "n", "best_of", "model", "tokens"),
-        *(
-            "max_tokens",
-            "min_tokens",
-            "stop",
-            "stop_token_ids",
-            "timeout",
-            "logprobs",
-            "top_logprobs",
-            "response_format",
-        ),
-        *("temperature", "top_k", "top_p", "min_p", "seed", "logit_bias"),
-        *("repetition_penalty", "presence_penalty", "frequency_penalty"),
-    }
-)
+_FIELDS: dict[str, str | None] = {
+    "prompts": "prompt",
+    "text": "prompt",
+    "token_ids": "tokens",
+    "timeout_s": "timeout",
+    "num_logprobs": "logprobs",
+    "guidance": None,
+}
+"""Fields that have another name over HTTP, or several, and then none."""
 
 
 class HttpError(Exception):
@@ -106,8 +95,7 @@ def http_error_of(error: Exception) -> HttpError:
         headers["retry-after"] = str(max(1, math.ceil(retry_after_s or _DEFAULT_RETRY_AFTER_S)))
     if status == 401:
         headers["www-authenticate"] = "Bearer"
-    param = _param_of(message) if status == 400 else None
-    return HttpError(status, message, kind, param=param, code=code, headers=headers)
+    return HttpError(status, message, kind, param=_param_of(error), code=code, headers=headers)
 
 
 def error_response(error: HttpError) -> Response:
@@ -126,10 +114,11 @@ def _of_router(error: HTTPException) -> HttpError:
     return HttpError(error.status_code, error.detail, headers=error.headers or {})
 
 
-def _param_of(message: str) -> str | None:
-    """Return the field that a message begins with, path and all, None where it begins with none."""
-    found = _FIRST_WORD.match(message)
-    if found is None:
+def _param_of(error: OrcaError) -> str | None:
+    """Return the field that is wrong, path and all, by its name over HTTP."""
+    if not isinstance(error, InvalidRequestError) or error.field is None:
         return None
-    name = _PARAMS_BY_OTHER_NAME.get(found[1], found[1])
-    return name + found[2] if name in _PARAMS else None
+    name = re.match(r"\w*", error.field)
+    assert name is not None
+    shown = _FIELDS.get(name[0], name[0])
+    return None if shown is None else shown + error.field[name.end() :]

@@ -9,17 +9,28 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, PlainValidator, WithJsonSchema
+from pydantic import BaseModel, ConfigDict, Field, PlainValidator, WithJsonSchema
 from pydantic_core import PydanticCustomError, core_schema
+
+from services.gateway.admission import MAX_STOP_STRINGS
 
 if TYPE_CHECKING:
     from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
     from pydantic.json_schema import JsonSchemaValue
     from pydantic_core import CoreSchema
 
-__all__ = ["Body", "Only", "OnlyFalse", "OnlyNull", "OnlyTrue", "Prompts", "Stop", "TokenIds"]
-
-MAX_STOPS = 16
+__all__ = [
+    "Body",
+    "JsonSchema",
+    "JsonSchemaOrText",
+    "Only",
+    "OnlyFalse",
+    "OnlyNull",
+    "OnlyTrue",
+    "Prompts",
+    "Stop",
+    "TokenIds",
+]
 
 
 class Body(BaseModel):
@@ -53,10 +64,26 @@ class Only:
         )
 
 
+def limited(**limits: float) -> Any:
+    """Return an optional field whose limits, in JSON Schema's words, are checked by the gateway's admission."""
+    return Field(default=None, json_schema_extra=dict(limits))
+
+
 def _token_ids(value: Any) -> list[int]:
     if not isinstance(value, list) or not set(map(type, value)) <= {int}:
         raise PydanticCustomError("token_ids", "it must be a list of token ids, which are integers")
     return value
+
+
+def _json_schema(value: Any) -> str:
+    if not isinstance(value, dict):
+        raise PydanticCustomError("json_schema", "it must be a JSON schema, which is an object")
+    # The standard library's, since a schema may have integers of any size.
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+
+
+def _json_schema_or_text(value: Any) -> str:
+    return value if isinstance(value, str) else _json_schema(value)
 
 
 def _prompts(value: Any) -> list[str | list[int]]:
@@ -93,6 +120,16 @@ OnlyTrue = Annotated[Any, Only(True)]  # noqa: FBT003 - the value itself
 
 _IDS_SCHEMA: dict[str, Any] = {"type": "array", "items": {"type": "integer", "minimum": 0}}
 
+_OBJECT: dict[str, Any] = {"type": "object"}
+
+JsonSchema = Annotated[str, PlainValidator(_json_schema), WithJsonSchema(_OBJECT)]
+"""A JSON schema, kept as text."""
+
+JsonSchemaOrText = Annotated[
+    str, PlainValidator(_json_schema_or_text), WithJsonSchema({"anyOf": [_OBJECT, {"type": "string"}]})
+]
+"""A JSON schema or its text, kept as text."""
+
 TokenIds = Annotated[list[int], PlainValidator(_token_ids), WithJsonSchema(_IDS_SCHEMA)]
 
 Prompts = Annotated[
@@ -117,7 +154,7 @@ Stop = Annotated[
         {
             "anyOf": [
                 {"type": "string"},
-                {"type": "array", "maxItems": MAX_STOPS, "items": {"type": "string"}},
+                {"type": "array", "maxItems": MAX_STOP_STRINGS, "items": {"type": "string"}},
                 {"type": "null"},
             ]
         }

@@ -4,18 +4,28 @@ The fields are OpenAI's and, beyond those, vLLM's, with the meanings and the def
 checked by the gateway itself, for all its fronts; here are types, and the rules that only HTTP has.
 """
 
-import json
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, TypeVar
 
 from pydantic import Field
 
+from services.gateway.admission import MAX_CHOICES, MAX_TEMPERATURE
 from services.gateway.http.errors import HttpError
-from services.gateway.http.fields import Body, Only, OnlyFalse, OnlyNull, OnlyTrue, Stop, TokenIds
-from shared.generation import GenerateOptions, Guidance, GuidanceKind
+from services.gateway.http.fields import (
+    Body,
+    JsonSchemaOrText,
+    Only,
+    OnlyFalse,
+    OnlyNull,
+    OnlyTrue,
+    Stop,
+    TokenIds,
+    limited,
+)
+from services.gateway.http.guidance_body import ResponseFormat, StructuredOutputs, guidance_of
+from shared.generation import GenerateOptions
+from shared.sampling import MAX_PENALTY, MAX_REPETITION_PENALTY
 
-__all__ = ["GenerationBody", "JsonSchemaFormat", "ResponseFormat", "StreamOptions", "StructuredOutputs"]
-
-_MAX_CHOICES = 128
+__all__ = ["GenerationBody", "StreamOptions"]
 
 _T = TypeVar("_T")
 
@@ -29,84 +39,49 @@ class StreamOptions(Body):
     continuous_usage_stats: OnlyFalse = None
 
 
-class JsonSchemaFormat(Body):
-    """A JSON schema with a name."""
-
-    name: str
-    description: str | None = None
-    schema_: dict[str, Any] | None = Field(default=None, alias="schema")
-    strict: bool | None = None
-    """Accepted either way: the output always matches the schema."""
-
-
-class ResponseFormat(Body):
-    """What the output must be."""
-
-    type: Literal["text", "json_object", "json_schema"]
-    json_schema: JsonSchemaFormat | None = None
-
-
-class StructuredOutputs(Body):
-    """What the output must match, vLLM's way: one of these."""
-
-    json_: dict[str, Any] | str | None = Field(default=None, alias="json")
-    """A JSON schema, or its text."""
-    json_object: bool | None = None
-    """Any JSON object."""
-    regex: str | None = None
-    choice: list[str] | None = None
-    grammar: str | None = None
-    """A context-free grammar in Lark's notation."""
-    structural_tag: OnlyNull = None
-    disable_fallback: OnlyFalse = None
-    disable_any_whitespace: OnlyFalse = None
-    disable_additional_properties: OnlyFalse = None
-    whitespace_pattern: OnlyNull = None
-
-
 class GenerationBody(Body):
     """Sampling, limits, output format and delivery."""
 
     model: str | None = None
     """The served model's name; may be left out, since there is one only."""
-    max_tokens: int | None = None
+    max_tokens: int | None = limited(minimum=0)
     """Most output tokens."""
-    n: int | None = Field(default=None, ge=1, le=_MAX_CHOICES)
+    n: int | None = Field(default=None, ge=1, le=MAX_CHOICES)
     """Choices for each prompt; at most 128 in all."""
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    temperature: float | None = None
+    temperature: float | None = limited(minimum=0, maximum=MAX_TEMPERATURE)
     """0 is greedy; default 1."""
-    top_p: float | None = None
+    top_p: float | None = limited(exclusiveMinimum=0, maximum=1)
     """Keep the smallest set of tokens with this much probability; default 1, which keeps all."""
-    top_k: int | None = None
+    top_k: int | None = limited(minimum=-1)
     """Keep the k likeliest tokens; 0 or -1, the default, keeps all."""
-    min_p: float | None = None
+    min_p: float | None = limited(minimum=0, maximum=1)
     """Keep tokens at least this times as likely as the likeliest one; default 0."""
     seed: int | None = Field(default=None, ge=-(1 << 63), lt=1 << 64)
     """The same seed gives the same tokens. A negative one is taken as its 64 bits."""
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    repetition_penalty: float | None = None
+    presence_penalty: float | None = limited(minimum=-MAX_PENALTY, maximum=MAX_PENALTY)
+    frequency_penalty: float | None = limited(minimum=-MAX_PENALTY, maximum=MAX_PENALTY)
+    repetition_penalty: float | None = limited(exclusiveMinimum=0, maximum=MAX_REPETITION_PENALTY)
     """Of tokens in prompt and output; default 1, which is none."""
     logit_bias: dict[str, float] | None = None
-    """By token id, from -100 to 100."""
+    """By token id, from -100 to 100; 100 forces it, -100 bars it."""
     stop: Stop = None
     """Texts that end the output and are not part of it."""
     stop_token_ids: TokenIds | None = None
     """Ids that end the output, besides the model's own."""
     ignore_eos: bool | None = None
     """Go on past the model's own end of text."""
-    min_tokens: int | None = None
+    min_tokens: int | None = limited(minimum=0)
     """Nothing ends the output before it has so many tokens, the limit aside."""
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
-    guided_json: dict[str, Any] | str | None = None
+    guided_json: JsonSchemaOrText | None = None
     guided_regex: str | None = None
     guided_choice: list[str] | None = None
     guided_grammar: str | None = None
-    timeout: float | None = None
-    """Give up after so many seconds, with status 504."""
+    timeout: float | None = limited(exclusiveMinimum=0)
+    """Give up after so many seconds, with status 408."""
     return_token_ids: bool | None = None
     """Give each choice its ``token_ids``."""
     user: str | None = None
@@ -160,22 +135,18 @@ class GenerationBody(Body):
             n=_or(self.n, defaults.n),
             best_of=best_of,
             num_logprobs=num_logprobs,
-            guidance=self._guidance(),
+            guidance=guidance_of(
+                self.response_format,
+                self.structured_outputs,
+                StructuredOutputs(
+                    json=self.guided_json,
+                    regex=self.guided_regex,
+                    choice=self.guided_choice,
+                    grammar=self.guided_grammar,
+                ),
+            ),
             timeout_s=self.timeout,
         )
-
-    def _guidance(self) -> Guidance | None:
-        found = [
-            *_from_response_format(self.response_format),
-            *_from_structured_outputs(self.structured_outputs),
-            *_from_fields(
-                self.guided_json, self.guided_regex, self.guided_choice, self.guided_grammar, prefix="guided_"
-            ),
-        ]
-        if len(found) > 1:
-            names = " and ".join(name for name, _ in found)
-            raise HttpError(400, f"{names} exclude each other: choose one", param=found[1][0])
-        return found[0][1] if found else None
 
 
 def _or(value: _T | None, default: _T) -> _T:
@@ -187,60 +158,3 @@ def _logit_bias(bias: dict[str, float]) -> dict[int, float]:
         if not key.removeprefix("-").isdecimal() or not key.isascii() or len(key) > 20:
             raise HttpError(400, f"logit_bias has {key[:40]!r} for a token id, which is no integer", param="logit_bias")
     return {int(key): value for key, value in bias.items()}
-
-
-_Found = list[tuple[str, Guidance]]
-"""Fields that ask for guidance, and what they ask for."""
-
-
-def _from_response_format(wanted: ResponseFormat | None) -> _Found:
-    if wanted is None:
-        return []
-    if wanted.type != "json_schema":
-        if wanted.json_schema is not None:
-            raise HttpError(
-                400,
-                f"response_format.json_schema is allowed with type 'json_schema' only, not {wanted.type!r}",
-                param="response_format.json_schema",
-            )
-        return [] if wanted.type == "text" else [("response_format", Guidance(GuidanceKind.JSON_OBJECT))]
-    if wanted.json_schema is None:
-        raise HttpError(400, "response_format.json_schema is missing", param="response_format.json_schema")
-    if wanted.json_schema.schema_ is None:
-        return [("response_format", Guidance(GuidanceKind.JSON_OBJECT))]
-    return [("response_format", Guidance(GuidanceKind.JSON_SCHEMA, _json_text(wanted.json_schema.schema_)))]
-
-
-def _from_structured_outputs(wanted: StructuredOutputs | None) -> _Found:
-    if wanted is None:
-        return []
-    prefix = "structured_outputs."
-    found = _from_fields(wanted.json_, wanted.regex, wanted.choice, wanted.grammar, prefix=prefix)
-    if wanted.json_object:
-        found.append((f"{prefix}json_object", Guidance(GuidanceKind.JSON_OBJECT)))
-    return found
-
-
-def _from_fields(
-    schema: dict[str, Any] | str | None,
-    regex: str | None,
-    choices: list[str] | None,
-    grammar: str | None,
-    *,
-    prefix: str,
-) -> _Found:
-    found: _Found = []
-    if schema is not None:
-        text = schema if isinstance(schema, str) else _json_text(schema)
-        found.append((f"{prefix}json", Guidance(GuidanceKind.JSON_SCHEMA, text)))
-    if regex is not None:
-        found.append((f"{prefix}regex", Guidance(GuidanceKind.REGEX, regex)))
-    if choices is not None:
-        found.append((f"{prefix}choice", Guidance(GuidanceKind.CHOICES, choices=tuple(choices))))
-    if grammar is not None:
-        found.append((f"{prefix}grammar", Guidance(GuidanceKind.GRAMMAR, grammar)))
-    return found
-
-
-def _json_text(schema: dict[str, Any]) -> str:
-    return json.dumps(schema, ensure_ascii=False, separators=(",", ":"))

@@ -7,13 +7,15 @@ be is cut off. Its JSON is strict: no NaN, no trailing commas, no lone surrogate
 from __future__ import annotations
 
 import asyncio
+import itertools
 import re
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import orjson
 from pydantic import BaseModel, ValidationError
 from starlette.requests import ClientDisconnect
 
+from services.gateway.http.chat_body import ROLES
 from services.gateway.http.errors import HttpError
 
 if TYPE_CHECKING:
@@ -100,19 +102,22 @@ def _refusal(errors: ValidationError) -> HttpError:
             return HttpError(400, f"Unrecognized request argument supplied: {param}", param=param, code="unknown_field")
         case "missing":
             return HttpError(400, f"{param} is missing", param=param, code="missing_required_parameter")
+        case "union_tag_invalid" | "union_tag_not_found":
+            message = "it must be 'system', 'developer', 'user', 'assistant' or 'tool'"
+            param += ".role"
+        case "model_type" | "model_attributes_type" | "dict_type":
+            message = "it must be a JSON object"
         case _:
             message = error["msg"].replace("Input should", "it should")
-            return HttpError(400, f"{param}: {message}", param=param, code="invalid_value")
+    return HttpError(400, f"{param}: {message}", param=param, code="invalid_value")
 
 
-def _path(location: tuple[Any, ...]) -> str:
-    """``messages[0].content`` of its parts; the name of the alternative that pydantic tried is no part of it."""
+def _path(location: tuple[int | str, ...]) -> str:
+    """``messages[0].content`` of its parts; by which of the roles' models it was read is no part of it."""
     path = ""
-    for part in location:
+    for before, part in itertools.pairwise((None, *location)):
         if isinstance(part, int):
             path += f"[{part}]"
-        elif part in {"str", "dict[str,any]"}:
-            break
-        else:
-            path += f".{part}" if path else part
+        elif not (isinstance(before, int) and part in ROLES):
+            path += f".{part}" if path else str(part)
     return path

@@ -27,7 +27,8 @@ FinishReasonName = Literal["stop", "length", "tool_calls"]
 class Shape(BaseModel):
     """A response, or a part of one."""
 
-    model_config = ConfigDict(strict=True, extra="forbid", use_attribute_docstrings=True)
+    # Most of them are only written down: they are built when the OpenAPI document is asked for.
+    model_config = ConfigDict(strict=True, extra="forbid", use_attribute_docstrings=True, defer_build=True)
 
 
 class ErrorBody(Shape):

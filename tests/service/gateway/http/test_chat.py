@@ -177,7 +177,7 @@ async def test_tool_calls(front: RunningFront) -> None:
 async def test_tools_and_their_choice(front: RunningFront) -> None:
     named = {"type": "function", "function": {"name": "weather"}}
     request = await request_of(front, tools=[WEATHER], tool_choice=named)
-    assert request.tools == (Tool("weather", "", '{"type": "object", "properties": {}}'),)
+    assert request.tools == (Tool("weather", "", '{"type":"object","properties":{}}'),)
     assert request.tool_choice == ToolChoice(ToolMode.NAMED, "weather")
     for mode in ("auto", "none", "required"):
         assert (await request_of(front, tools=[WEATHER], tool_choice=mode)).tool_choice.mode is ToolMode(mode)

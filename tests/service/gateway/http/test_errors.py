@@ -27,13 +27,18 @@ BODIES: dict[str, dict[str, Any]] = {
 
 FAILURES: list[tuple[Exception, int, dict[str, Any]]] = [
     (
-        errors.InvalidRequestError("temperature is -1; it must be at least 0"),
+        errors.InvalidRequestError("temperature is -1; it must be at least 0", field="temperature"),
         400,
         {"type": "invalid_request_error", "param": "temperature", "code": None},
     ),
-    (errors.InvalidRequestError("the prompt has 99 tokens"), 400, {"param": "prompt"}),
-    (errors.InvalidRequestError("prompts[2] is empty"), 400, {"param": "prompt[2]"}),
-    (errors.InvalidRequestError("messages[1].content is strange"), 400, {"param": "messages[1].content"}),
+    (errors.InvalidRequestError("the prompt has 99 tokens", field="prompts"), 400, {"param": "prompt"}),
+    (errors.InvalidRequestError("prompts[2] is empty", field="prompts[2]"), 400, {"param": "prompt[2]"}),
+    (
+        errors.InvalidRequestError("messages[1].content is strange", field="messages[1].content"),
+        400,
+        {"param": "messages[1].content"},
+    ),
+    (errors.InvalidRequestError("no such grammar", field="guidance"), 400, {"param": None}),
     (errors.InvalidRequestError("nothing of the kind"), 400, {"param": None}),
     (errors.ModelError("the model has no chat template"), 400, {"type": "invalid_request_error"}),
     (errors.UnauthenticatedError("no"), 401, {"code": "invalid_api_key"}),
@@ -44,7 +49,7 @@ FAILURES: list[tuple[Exception, int, dict[str, Any]]] = [
     (errors.UnavailableError("gone"), 503, {"type": "server_error", "code": "service_unavailable"}),
     (errors.EngineLostError("lost"), 503, {"code": "service_unavailable"}),
     (error_of(StatusCode.CANCELLED, "cancelled"), 503, {"code": "cancelled"}),
-    (error_of(StatusCode.DEADLINE_EXCEEDED, "late"), 504, {"type": "timeout_error", "code": "timeout"}),
+    (error_of(StatusCode.DEADLINE_EXCEEDED, "late"), 408, {"type": "timeout_error", "code": "timeout"}),
 ]
 
 
