@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from services.cli.chat_session import ChatSession
+    from shared.generation import Guidance
 
 __all__ = ["COMMANDS", "ChatCommand", "command_named", "complete"]
 
@@ -95,9 +96,16 @@ def _show(session: "ChatSession", _: str) -> None:
     session.note(f"model: {session.model.engine.model}, context {session.model.engine.max_model_len} tokens")
     session.note(f"system: {session.conversation.system or '-'}")
     session.note(f"messages: {len(session.conversation.turns)}")
-    for field in dict.fromkeys(option.field for option in OPTIONS):
-        value = getattr(session.options, field)
-        session.note(f"{field}: {'-' if value is None or value in ((), {}) else value}")
+    for option in OPTIONS:
+        value = getattr(session.options, option.field)
+        if option.field != "guidance":
+            session.note(f"{option.name}: {'-' if value is None or value in ((), {}) else value}")
+    guidance = session.options.guidance
+    session.note(f"guidance: {'-' if guidance is None else _shown(guidance)}")
+
+
+def _shown(guidance: "Guidance") -> str:
+    return f"{guidance.kind.value} {guidance.text or ' '.join(map(repr, guidance.choices))}".strip()
 
 
 def _save(session: "ChatSession", path: str) -> None:

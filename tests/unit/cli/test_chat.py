@@ -327,11 +327,14 @@ def test_show(chat: Chat) -> None:
         "messages: 2",
         "temperature: 0.5",
         "seed: -",
-        "logit_bias: -",
+        "logit-bias: -",
         "stop: ('END',)",
+        "guidance: -",
     } <= set(chat.said)
-    for field in dataclasses.fields(GenerateOptions):
-        assert any(line.startswith(f"{field.name}: ") for line in chat.said)
+    assert len([line for line in chat.said if ": " in line]) == 3 + len(dataclasses.fields(GenerateOptions))
+    chat.run("/set regex [ab]+", "/show", "/set choice yes 'not now'", "/show", "/set json-object on", "/show")
+    shown = [line for line in chat.said if line.startswith("guidance")]
+    assert shown[1:] == ["guidance: regex [ab]+", "guidance: choices 'yes' 'not now'", "guidance: json_object"]
 
 
 def test_tokens(chat: Chat) -> None:
