@@ -109,6 +109,14 @@ class Generation:
                 encode_text, model.text.tokenizer, text, add_special_tokens=add_special_tokens
             )
 
+    async def tokenize_conversation(self, request: ChatRequest) -> list[int]:
+        """Return the token ids of a conversation as the model would read it."""
+        source = Conversation(request)
+        num_bytes = source.check(self._readiness.require())
+        async with self._limit.slots(calling_client(), cost=num_bytes / _BYTES_PER_TOKEN, num_bytes=num_bytes):
+            prepared = await source.prepare(self._readiness.require())
+            return list(prepared.prompts[0].token_ids)
+
     async def detokenize(self, token_ids: Sequence[int]) -> str:
         """Return the text of token ids, without special tokens."""
         num_tokens = len(token_ids)
