@@ -167,6 +167,10 @@ def sentencepiece(tmp_path_factory: pytest.TempPathFactory) -> OurTokenizer:
 def test_every_id_that_ends_a_turn_is_known(tmp_path: Path) -> None:
     fields = _byte_level_fields("qwen2", eot_token_id=5, eom_token_id=6)
     assert _load(_write(tmp_path / "m.gguf", fields)).eos_token_ids == {1, 5, 6}
+    del fields["tokenizer.ggml.eos_token_id"], fields["tokenizer.ggml.eom_token_id"]
+    tokenizer = _load(_write(tmp_path / "eot.gguf", fields))
+    assert tokenizer.eos_token_ids == {5}
+    assert tokenizer.token_bytes(5) == b""
 
 
 def test_chat_templates_may_have_names(tmp_path: Path) -> None:
