@@ -77,7 +77,8 @@ class GenerateOptions:
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     """What is added to the logits of single tokens, by token id."""
     stop: tuple[str, ...] = ()
-    """Texts that end the output and are not part of it."""
+    """Texts that end the output and are not part of it. The one that is complete first counts; of several that are
+    complete with the same character, the longest."""
     stop_token_ids: tuple[int, ...] = ()
     """Ids that end the output, besides the model's own end-of-sequence ids."""
     ignore_eos: bool = False

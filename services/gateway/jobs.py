@@ -100,7 +100,10 @@ def build_jobs(prompts: Sequence[Prompt], options: GenerateOptions, terms: JobTe
     """
     jobs = []
     num_candidates = options.n if options.best_of is None else options.best_of
-    stop_token_ids = frozenset(options.stop_token_ids) | (frozenset() if options.ignore_eos else terms.eos_token_ids)
+    stop_token_ids = frozenset(options.stop_token_ids)
+    if not options.ignore_eos:
+        # A tokenizer may name ids that the model cannot produce.
+        stop_token_ids |= {token_id for token_id in terms.eos_token_ids if token_id < terms.engine.vocab_size}
     # Choosing the most likely takes knowing how likely they are.
     num_logprobs = 0 if options.num_logprobs is None and num_candidates > options.n else options.num_logprobs
     logit_bias = tuple(sorted(options.logit_bias.items()))

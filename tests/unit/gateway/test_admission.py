@@ -25,6 +25,7 @@ from shared.sampling import sampling_fault
 
 ENGINE = EngineInfo("m", 64, 300, 48, 16, 1, 1, "float32")
 EOS = frozenset({256})
+UNKNOWN = 300
 
 
 def jobs(
@@ -35,7 +36,7 @@ def jobs(
     check_options(options, info, echo=echo)
     for prompt in prompts:
         check_vocabulary("prompt", prompt, info)
-    terms = JobTerms(RequestId("r"), info, EOS, default, received_ns=5, echo=echo)
+    terms = JobTerms(RequestId("r"), info, EOS | {UNKNOWN}, default, received_ns=5, echo=echo)
     return build_jobs([Prompt(token_ids(prompt)) for prompt in prompts], options, terms)
 
 
