@@ -68,6 +68,8 @@ class FakeGeneration:
         self.info = ModelInfo(ENGINE, (256,), has_chat_template=True)
         self.not_ready: Exception | None = None
         """Raised by everything."""
+        self.conversation: ChatRequest | None = None
+        """The last one that was tokenized."""
         self.answer: Sequence[Delta | Exception] | None = None
         """What every request gets at once; None leaves that to the test."""
         self._calls: asyncio.Queue[Call] = asyncio.Queue()
@@ -84,6 +86,10 @@ class FakeGeneration:
 
     async def tokenize(self, text: str, *, add_special_tokens: bool) -> list[int]:
         return [257] * add_special_tokens + list(text.encode())
+
+    async def tokenize_conversation(self, request: ChatRequest) -> list[int]:
+        self.conversation = request
+        return [1, 2, 3]
 
     async def detokenize(self, token_ids: Sequence[int]) -> str:
         return bytes(token_ids).decode()

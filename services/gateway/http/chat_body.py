@@ -10,7 +10,7 @@ from services.gateway.http.fields import Body, JsonSchema, Only, OnlyFalse, Only
 from services.gateway.http.generation_body import GenerationBody
 from shared.generation import ChatMessage, ChatRequest, Tool, ToolCall, ToolChoice, ToolMode
 
-__all__ = ["ROLES", "ChatBody", "MessageBody", "ToolBody"]
+__all__ = ["ROLES", "ChatBody", "MessageBody", "ToolBody", "continues"]
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 
@@ -256,7 +256,7 @@ class ChatBody(GenerationBody):
             ),
             tools=tools,
             tool_choice=self.tool_choice or ToolChoice(),
-            continue_final_message=self._continues(),
+            continue_final_message=continues(self.add_generation_prompt, self.continue_final_message),
             request_id=request_id,
         )
 
@@ -271,17 +271,19 @@ class ChatBody(GenerationBody):
             )
         return both.pop() if both else None
 
-    def _continues(self) -> bool:
-        if self.continue_final_message and self.add_generation_prompt:
-            raise HttpError(
-                400,
-                "continue_final_message and add_generation_prompt exclude each other: choose one",
-                param="continue_final_message",
-            )
-        if self.add_generation_prompt is False and not self.continue_final_message:
-            raise HttpError(
-                400,
-                "add_generation_prompt false is supported with continue_final_message only",
-                param="add_generation_prompt",
-            )
-        return bool(self.continue_final_message)
+
+def continues(add_generation_prompt: bool | None, continue_final_message: bool | None) -> bool:
+    """Return whether the last message is gone on with, as vLLM's two fields say it. Raises ``HttpError``."""
+    if continue_final_message and add_generation_prompt:
+        raise HttpError(
+            400,
+            "continue_final_message and add_generation_prompt exclude each other: choose one",
+            param="continue_final_message",
+        )
+    if add_generation_prompt is False and not continue_final_message:
+        raise HttpError(
+            400,
+            "add_generation_prompt false is supported with continue_final_message only",
+            param="add_generation_prompt",
+        )
+    return bool(continue_final_message)

@@ -27,11 +27,16 @@ class TokenizationRoutes:
         self._reader = reader
 
     async def tokenize(self, request: Request) -> Response:
-        """Return the token ids of a text."""
+        """Return the token ids of a text or a conversation."""
         body = await self._reader.read(request, TokenizeBody)
         engine = self._generation.model_info().engine
         check_model(body.model, engine.model)
-        ids = await self._generation.tokenize(body.prompt, add_special_tokens=body.add_special_tokens is not False)
+        conversation = body.conversation()
+        if conversation is None:
+            text = body.prompt or ""
+            ids = await self._generation.tokenize(text, add_special_tokens=body.add_special_tokens is not False)
+        else:
+            ids = await self._generation.tokenize_conversation(conversation)
         return JsonResponse(
             TokenizeAnswer(count=len(ids), max_model_len=engine.max_model_len, tokens=ids, token_strs=None)
         )
