@@ -14,6 +14,9 @@ from shared.generation import GenerateOptions, GenerateRequest
 
 __all__ = ["generate"]
 
+_MAX_PROMPT_BYTES = 32 << 20
+"""No context is that long; a message to the gateway could have twice as much."""
+
 
 @takes_connection
 @takes_generation(GenerateOptions(max_tokens=128))
@@ -71,17 +74,24 @@ def generate(
 
 
 def _read_prompt(prompt: str | None, file: str | None, token_ids: list[int] | None) -> str | list[int]:
-    given = [name for name, value in (("PROMPT", prompt), ("--file", file), ("--token-ids", token_ids)) if value]
+    ways = (("PROMPT", prompt), ("--file", file), ("--token-ids", token_ids))
+    given = [name for name, value in ways if value is not None]
     if len(given) > 1:
         raise typer.BadParameter(f"give either {' or '.join(given)}, not both")
-    if token_ids:
+    if token_ids is not None:
         return token_ids
     if prompt is not None and prompt != "-":
         return prompt
     if file is None and prompt is None and sys.stdin.isatty():
         raise typer.BadParameter('give a prompt, for example: orca generate "Once upon a time"')
     try:
-        data = sys.stdin.buffer.read() if file in {None, "-"} else Path(str(file)).read_bytes()
+        if file in {None, "-"}:
+            data = sys.stdin.buffer.read(_MAX_PROMPT_BYTES + 1)
+        else:
+            with Path(str(file)).open("rb") as opened:
+                data = opened.read(_MAX_PROMPT_BYTES + 1)
+        if len(data) > _MAX_PROMPT_BYTES:
+            raise typer.BadParameter(f"the prompt has more than {_MAX_PROMPT_BYTES} bytes")
         return data.decode("utf-8").removesuffix("\n").removesuffix("\r")
     except OSError as error:
         raise typer.BadParameter(f"cannot read {file}: {error.strerror}") from error

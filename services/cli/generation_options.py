@@ -171,7 +171,13 @@ OPTIONS = (
         join=dict,
     ),
     GenerationOption(
-        "max-tokens", "max_tokens", _LENGTH, "COUNT", whole_number(0, 2**31 - 1), "Output tokens at most.", "n"
+        "max-tokens",
+        "max_tokens",
+        _LENGTH,
+        "COUNT",
+        whole_number(0, 2**31 - 1),
+        "Output tokens at most; a chat may have all that the context leaves.",
+        "n",
     ),
     GenerationOption(
         "min-tokens",

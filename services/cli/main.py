@@ -3,6 +3,7 @@
 Everything heavy is imported inside the command that needs it: ``orca --help`` answers at once and never sees torch.
 """
 
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -68,6 +69,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     if sys.stdout is None:  # closed by the caller
         sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: PTH123, SIM115 - for the life of the process
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # an output may have any character, the terminal's encoding may not
     try:
         app(args=arguments, prog_name="orca")
     except ConfigError as error:

@@ -268,6 +268,7 @@ def test_prompts_that_cannot_be(
     type_in(monkeypatch, b"", terminal=True)
     for arguments, said in (
         (("x", "--file", "y"), "not both"),
+        (("", "--file", "y"), "not both"),
         ((), "give a prompt, for example"),
         (("--file", str(tmp_path / "none")), "No such file"),
         (("--file", str(tmp_path)), "Is a directory"),
@@ -277,6 +278,28 @@ def test_prompts_that_cannot_be(
         assert outcome.exit_code == 2
         assert said in outcome.err
     assert gateway.requests == []
+
+
+def test_prompts_have_a_bound(
+    orca: Callable[..., Outcome], gateway: FakeGateway, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("services.cli.generate._MAX_PROMPT_BYTES", 4)
+    (tmp_path / "prompt").write_bytes(b"12345")
+    type_in(monkeypatch, b"12345")
+    for arguments in (("--file", str(tmp_path / "prompt")), ("-",)):
+        outcome = orca("generate", *arguments)
+        assert outcome.exit_code == 2
+        assert "the prompt has more than 4 bytes" in outcome.err
+    assert gateway.requests == []
+
+
+def test_a_narrow_encoding_loses_characters_only(
+    orca: Callable[..., Outcome], gateway: FakeGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = io.BytesIO()
+    monkeypatch.setattr("sys.stdout", io.TextIOWrapper(out, encoding="ascii"))
+    assert orca("generate", "x").exit_code == 0
+    assert out.getvalue() == b"Once m?s"
 
 
 def test_nobody_there(orca: Callable[..., Outcome], gateway: FakeGateway) -> None:
