@@ -116,13 +116,11 @@ async def test_log_probabilities_of_a_prompt_come_in_pieces_some_of_them_twice()
     news = News()
     stream = make_stream(news=news, num_prompt=4, num_prompt_logprobs=0)
     scores = tuple(TokenLogprobs(-float(index)) for index in range(4))
-    assert not stream.is_scored
-    stream.push_prompt_logprobs(PromptLogprobs(1, scores[1:3]))
-    stream.push_prompt_logprobs(PromptLogprobs(1, scores[1:2]))
-    assert not stream.is_scored
-    assert stream.complete() is None
-    stream.push_prompt_logprobs(PromptLogprobs(2, scores[2:]))
-    assert stream.is_scored
+    is_scored = [stream.is_scored]
+    for first_position, tokens in ((1, scores[1:3]), (1, scores[1:2]), (2, scores[2:])):
+        stream.push_prompt_logprobs(PromptLogprobs(first_position, tokens))
+        is_scored.append(stream.is_scored)
+    assert is_scored == [False, False, False, True]
     assert list(await news.take()) == [7]
     assert stream.prompt_logprobs == [None, *scores[1:]]
     for first_position, tokens in ((0, scores[:1]), (4, scores[:1]), (3, scores[:2])):
