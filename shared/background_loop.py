@@ -119,7 +119,7 @@ class Stream(Generic[_News]):
             raise StopIteration
         try:
             news = self._pump.take()
-        except (StopIteration, Exception):
+        except Exception:  # StopIteration is one
             self._is_over = True
             raise
         self._num_taken += 1
