@@ -26,6 +26,8 @@ __all__ = ["HERMES", "LLAMA3", "MISTRAL", "ToolCallFormat", "ToolCallParser", "d
 
 _MAX_UNSURE_CHARACTERS = 4096
 """Of an object whose tool is not known yet."""
+_MAX_BLANKS = 64
+"""Of white space at the beginning: longer one is text, whatever follows."""
 _ARGUMENTS = ("arguments", "parameters")
 _BLANKS = " \t\r\n"
 
@@ -86,10 +88,12 @@ class ToolCallParser:
         self._input = ""
         """What has not been read yet."""
         self._unsure = ""
-        """What stands before an object that is no call yet: text, if it never is one."""
+        """An object that is no call yet, with what stands before it: text, if it never is one."""
         self._object = ObjectScanner()
-        self._num_given: int | None = None
-        """Characters of the object up to which its arguments are given out; None: it is no call yet."""
+        self._is_call = False
+        """The object is a call: its name has been given out, and its arguments are as they come."""
+        self._arguments: Member | None = None
+        """Those of the call."""
         self._is_blank = True
         """Nothing but white space since the beginning, or since the last call."""
         self._num_calls = 0
@@ -108,8 +112,8 @@ class ToolCallParser:
         if self._step == self._in_text:
             if self._input.strip(_BLANKS) or not self._num_calls:
                 self._text.append(self._input)
-        elif self._step != self._after_call and self._num_given is None:
-            self._text.append(self._unsure + self._object.text + self._input)
+        elif self._step != self._after_call and not self._is_call:
+            self._text.append(self._unsure + self._input)
         self._input = ""
         return self._take()
 
@@ -127,7 +131,7 @@ class ToolCallParser:
         at = self._input.find(opening)
         end = at if at >= 0 else len(self._input) - _num_begun(self._input, opening)
         text = self._input[:end]
-        self._is_blank = self._is_blank and not text.strip(_BLANKS)
+        self._is_blank = self._is_blank and len(text) < _MAX_BLANKS and not text.strip(_BLANKS)
         if not self._is_blank:
             self._text.append(text)
             self._input = self._input[end:]
@@ -142,7 +146,7 @@ class ToolCallParser:
 
     def _next_object(self, step: Callable[[], bool]) -> None:
         self._object = ObjectScanner()
-        self._num_given = None
+        self._is_call = False
         self._step = step
 
     def _before_list(self) -> bool:
@@ -157,7 +161,8 @@ class ToolCallParser:
 
     def _before_object(self) -> bool:
         self._skip_blanks()
-        self._step = self._in_object
+        if self._input:
+            self._step = self._in_object
         return True
 
     def _skip_blanks(self) -> None:
@@ -166,63 +171,48 @@ class ToolCallParser:
         self._input = rest
 
     def _in_object(self) -> bool:
-        self._input = self._object.feed(self._input)
+        rest = self._object.feed(self._input)
+        if not self._is_call:
+            self._unsure += self._input[: len(self._input) - len(rest)]
+        self._input = rest
         self._give_call()
         is_over = self._object.is_complete or self._object.is_broken
-        if self._num_given is not None:
+        if self._is_call:
             if self._object.is_complete:
                 self._step, self._is_blank = self._after_call, True
             elif self._object.is_broken:
                 self._step, self._is_blank = self._in_text, False
-        elif is_over or len(self._object.text) > _MAX_UNSURE_CHARACTERS:
+        elif is_over or len(self._unsure) > _MAX_UNSURE_CHARACTERS:
             self._reject()
             return True
         return is_over
 
     def _give_call(self) -> None:
         """Give out what is new of the call, if the object is one."""
-        first = self._num_given is None
-        call_id = name = ""
-        if self._num_given is None:
-            name = self._name()
-            if name not in self._names:
-                return
-        arguments = self._arguments()
-        if arguments is None:
+        if self._is_call:
+            if self._arguments is not None and (more := self._arguments.take()):
+                self._deltas.append(ToolCallDelta(self._num_calls - 1, arguments=more))
             return
-        if first:
-            call_id = self._new_id()
-            self._num_calls += 1
-        if first or arguments:
-            self._deltas.append(ToolCallDelta(self._num_calls - 1, call_id, name, arguments))
+        member = next((member for key, member in self._object.members.items() if key in _ARGUMENTS), None)
+        name = _value(self._object.members.get("name"))
+        first = self._first_arguments(member)
+        if first is None or not isinstance(name, str) or name not in self._names:
+            return
+        self._is_call, self._arguments = True, member
+        self._unsure = ""
+        if member is not None:
+            member.take()
+        self._deltas.append(ToolCallDelta(self._num_calls, self._new_id(), name, first))
+        self._num_calls += 1
 
-    def _name(self) -> str:
-        name = self._value(self._object.members.get("name"))
-        return name if isinstance(name, str) else ""
-
-    def _arguments(self) -> str | None:
-        """What is new of them; None as long as they may turn out to be none."""
-        written = self._object
-        member = next((member for key in _ARGUMENTS if (member := written.members.get(key))), None)
-        if member is not None and written.text[member.start] == "{":
-            start = member.start if self._num_given is None else self._num_given
-            self._num_given = len(written.text) if member.end is None else member.end
-            return written.text[start : self._num_given]
-        if self._num_given is not None:
-            return ""
-        if not written.is_complete:
+    def _first_arguments(self, member: Member | None) -> str | None:
+        """How they begin; None as long as they may turn out to be none."""
+        if member is not None and member.text.startswith("{"):
+            return member.text
+        if not self._object.is_complete:
             return None
-        value = self._value(member)
-        arguments = "{}" if value is None else value if isinstance(value, str) and _is_object(value) else None
-        if arguments is not None:
-            self._num_given = len(written.text)
-        return arguments
-
-    def _value(self, member: Member | None) -> Any:
-        """The value of a member; None while it is being written."""
-        return (
-            None if member is None or member.end is None else json.loads(self._object.text[member.start : member.end])
-        )
+        value = _value(member)
+        return "{}" if value is None else value if isinstance(value, str) and _is_object(value) else None
 
     def _after_call(self) -> bool:
         rest = self._input.lstrip(_BLANKS + self._form.separators)
@@ -232,6 +222,7 @@ class ToolCallParser:
         if closing and rest.startswith(closing):
             rest = rest[len(closing) :]
         elif not rest or (closing and closing.startswith(rest)):
+            self._input = rest
             return False
         self._input = rest
         self._step = self._in_text
@@ -239,6 +230,7 @@ class ToolCallParser:
 
     def _after_listed_call(self, rest: str) -> bool:
         if not rest:
+            self._input = ""
             return False
         if rest[0] == ",":
             self._unsure, self._input = ",", rest[1:]
@@ -250,7 +242,7 @@ class ToolCallParser:
 
     def _reject(self) -> None:
         """Take it as text; what follows its first character, or its opening, may still have a call in it."""
-        text = self._unsure + self._object.text + self._input
+        text = self._unsure + self._input
         num_text = len(self._form.opening) if text.startswith(self._form.opening) else 1
         self._text.append(text[:num_text])
         self._input = text[num_text:]
@@ -259,7 +251,15 @@ class ToolCallParser:
 
 def _num_begun(text: str, marker: str) -> int:
     """Characters at the end of ``text`` that ``marker`` may begin with."""
-    return next((length for length in range(len(marker) - 1, 0, -1) if text.endswith(marker[:length])), 0)
+    at = text.find(marker[0], max(0, len(text) - len(marker) + 1))
+    while at >= 0 and not marker.startswith(text[at:]):
+        at = text.find(marker[0], at + 1)
+    return len(text) - at if at >= 0 else 0
+
+
+def _value(member: Member | None) -> Any:
+    """The value of a member that has not been taken; None while it is being written."""
+    return None if member is None or not member.is_complete else json.loads(member.text)
 
 
 def _is_object(text: str) -> bool:

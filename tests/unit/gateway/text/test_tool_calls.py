@@ -64,7 +64,9 @@ CASES: list[tuple[ToolCallFormat, str, str, list[tuple[str, str]]]] = [
     ),
     (HERMES, '<tool_call>{"arguments": {"a": [1, 2]}, "name": "f"}</tool_call>', "", [("f", '{"a": [1, 2]}')]),
     (HERMES, '<tool_call>{"id": 7, "name": "f", "parameters": {}, "x": [{}]}</tool_call>', "", [("f", "{}")]),
-    (HERMES, '<tool_call>{"name": "f"}</tool_call>', "", [("f", "{}")]),
+    (HERMES, '<tool_call> \n {"name": "f"}\n \n</tool_call>', "", [("f", "{}")]),
+    (HERMES, '<tool_call>{"parameters": {"a": 1}, "name": "f", "arguments": {}}', "", [("f", '{"a": 1}')]),
+    (HERMES, '<tool_call>{"name": "f", "arguments": {"a": 1}, "name": "g", "arguments": {}}', "", [("f", '{"a": 1}')]),
     (HERMES, '<tool_call>{"name": "f", "arguments": null}</tool_call>', "", [("f", "{}")]),
     (HERMES, '<tool_call>{"name": "f", "arguments": "{\\"a\\": 1}"}</tool_call>', "", [("f", '{"a": 1}')]),
     # Broken off: what there is of a call is a call, and half a marker at the end is no marker.
@@ -94,6 +96,7 @@ CASES: list[tuple[ToolCallFormat, str, str, list[tuple[str, str]]]] = [
         "So:",
         [("f", "{}"), ("weather", "{}")],
     ),
+    (MISTRAL, '[TOOL_CALLS] \n [ \n {"name": "f"} \n , \n {"name": "f"} \n ]', "", [("f", "{}")] * 2),
     (MISTRAL, "[TOOL_CALLS] none", "[TOOL_CALLS] none", []),
     (MISTRAL, "[TOOL_CALLS] []", "[TOOL_CALLS] []", []),
     (MISTRAL, "[TOOL_CALLS] [", "[TOOL_CALLS] [", []),
