@@ -23,8 +23,11 @@ def configure_logging(level: str = "info", *, json: bool | None = None, **bound:
     ``json`` None chooses by whether standard error is a terminal. ``bound`` is in every event: ``service``, ``stage`` …
     """
     as_json = not sys.stderr.isatty() if json is None else json
+    # Tracebacks without the values of variables: there are prompts and keys among them.
     renderer: structlog.types.Processor = (
-        structlog.processors.JSONRenderer() if as_json else structlog.dev.ConsoleRenderer()
+        structlog.processors.JSONRenderer()
+        if as_json
+        else structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)
     )
     processors: list[structlog.types.Processor] = [
         structlog.contextvars.merge_contextvars,
