@@ -44,9 +44,11 @@ class BodyReader:
             HttpError: it is too large, too slow, no JSON, or not what the model wants.
             ClientDisconnect: the client left before the end.
         """
-        content_type = request.headers.get("content-type")
-        if content_type is not None and not _MEDIA_TYPE.fullmatch(content_type.strip()):
+        # Not even a missing type will do: a browser asks first before it sends JSON to another origin, and only JSON.
+        if not _MEDIA_TYPE.fullmatch(request.headers.get("content-type", "").strip()):
             raise HttpError(415, "the body must be JSON: send it as Content-Type: application/json")
+        if request.headers.get("content-encoding", "identity") != "identity":
+            raise HttpError(415, "the body must not be compressed: send it without Content-Encoding")
         try:
             async with asyncio.timeout(self._timeout_s):
                 data = await self._collect(request)

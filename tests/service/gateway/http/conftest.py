@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
@@ -71,6 +72,17 @@ class RunningFront:
         assert set(error) == {"message", "type", "param", "code"}
         assert error["type"] == "invalid_request_error"
         return error
+
+    def raw(self, path: str, body: dict[str, Any], *, length: int = 0) -> bytes:
+        """Bytes of a request; ``length`` is said to be its body's where it is more than that."""
+        text = json.dumps(body)
+        head = [
+            f"POST {path} HTTP/1.1",
+            "Host: x",
+            "Content-Type: application/json",
+            f"Content-Length: {max(length, len(text))}",
+        ]
+        return "\r\n".join([*head, "", text]).encode()
 
     async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         """Open a connection of its own."""

@@ -18,8 +18,9 @@ if TYPE_CHECKING:
     from tests.service.gateway.http.conftest import RunningFront, StartFront
 
 PATH = "/v1/completions"
+JSON = {"content-type": "application/json"}
 MIB = 1 << 20
-HEAD = f"POST {PATH} HTTP/1.1\r\nHost: x\r\n"
+HEAD = f"POST {PATH} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
 
 
 async def chunks(num_bytes: int) -> AsyncIterator[bytes]:
@@ -47,7 +48,7 @@ async def talk(front: RunningFront, *parts: str, within_s: float = 2.0) -> str:
 async def test_100_mb_are_cut_off_without_being_kept(front: RunningFront, announced: bool) -> None:
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     content = b"x" * (100 * MIB) if announced else chunks(100 * MIB)
-    response = await front.client.post(PATH, content=content, headers={"content-type": "application/json"})
+    response = await front.client.post(PATH, content=content, headers=JSON)
     assert response.status_code == 413
     assert response.json()["error"]["code"] == "request_too_large"
     assert "8388608" in response.json()["error"]["message"]
@@ -63,7 +64,7 @@ async def test_the_limit_is_to_the_byte(start_front: StartFront) -> None:
         front.generation.answer = [last("y")]
         for length, status in ((1024, 200), (1025, 413)):
             body = b'{"prompt":"' + b"x" * (length - 13) + b'"}'
-            response = await front.client.post(PATH, content=body)
+            response = await front.client.post(PATH, content=body, headers=JSON)
             assert response.status_code == status
 
 
@@ -96,7 +97,7 @@ async def test_who_asks_first_is_told_before_sending(front: RunningFront) -> Non
     [
         ("application/json", 200),
         ("Application/JSON; charset=utf-8", 200),
-        (None, 200),
+        (None, 415),
         ("text/plain", 415),
         ("application/x-www-form-urlencoded", 415),
         ("multipart/form-data; boundary=x", 415),
@@ -111,9 +112,14 @@ async def test_bodies_are_json(front: RunningFront, content_type: str | None, st
     assert response.status_code == status, response.text
 
 
+async def test_bodies_are_not_compressed(front: RunningFront) -> None:
+    headers = JSON | {"content-encoding": "gzip"}
+    assert (await front.client.post(PATH, content=b"\x1f\x8b", headers=headers)).status_code == 415
+
+
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b"5", b'"x"', b"null", b"\xff", b'\xef\xbb\xbf{"prompt":"x"}'])
 async def test_bodies_that_are_no_objects(front: RunningFront, body: bytes) -> None:
-    response = await front.client.post(PATH, content=body)
+    response = await front.client.post(PATH, content=body, headers=JSON)
     assert response.status_code == 400
     assert response.json()["error"]["code"] == "invalid_json"
 

@@ -198,10 +198,9 @@ async def test_leaving_over_tls_ends_the_request(start_front: StartFront, author
     pair = authority.pair()
     async with start_front(tls=TlsFiles(pair.certificate, pair.private_key, role=TlsRole.PUBLIC)) as front:
         trusting = ssl.create_default_context(cafile=authority.file)
-        for stream in ("true", "false"):
+        for stream in (True, False):
             _, writer = await asyncio.open_connection(*front.address, ssl=trusting)
-            body = f'{{"prompt": "x", "stream": {stream}}}'
-            writer.write(f"POST /v1/completions HTTP/1.1\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode())
+            writer.write(front.raw("/v1/completions", {"prompt": "x", "stream": stream}))
             call = await front.generation.call()
             call.accept()
             writer.transport.abort()

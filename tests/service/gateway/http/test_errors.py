@@ -85,8 +85,8 @@ async def test_a_failure_in_a_stream_is_its_last_event(
     front: RunningFront, path: str, failure: Exception, status: int, error: dict[str, Any]
 ) -> None:
     reader, writer = await front.connect()
-    body = json.dumps(BODIES[path] | {"stream": True, "stream_options": {"include_usage": True}})
-    writer.write(f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode())
+    body = BODIES[path] | {"stream": True, "stream_options": {"include_usage": True}}
+    writer.write(front.raw(path, body))
     call = await front.generation.call()
     call.accept()
     call.send(Delta("hello"), failure)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import socket
 import struct
 import tracemalloc
@@ -26,17 +25,11 @@ BODIES: dict[str, dict[str, Any]] = {
 each_way = pytest.mark.parametrize(("path", "stream"), [(path, stream) for path in BODIES for stream in (True, False)])
 
 
-def request(path: str, *, stream: bool, version: str = "1.1", length: int = 0) -> bytes:
-    body = json.dumps(BODIES[path] | {"stream": stream})
-    head = f"POST {path} HTTP/{version}\r\nHost: x\r\nContent-Length: {max(length, len(body))}\r\n\r\n"
-    return (head + body).encode()
-
-
 async def ask(
     front: RunningFront, path: str, *, stream: bool
 ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter, Call]:
     reader, writer = await front.connect()
-    writer.write(request(path, stream=stream))
+    writer.write(front.raw(path, BODIES[path] | {"stream": stream}))
     return reader, writer, await front.generation.call()
 
 
@@ -121,7 +114,7 @@ async def test_leaving_after_half_closing_ends_the_request(front: RunningFront, 
 
 async def test_half_closing_within_the_body_is_leaving(front: RunningFront) -> None:
     reader, writer = await front.connect()
-    writer.write(request("/v1/completions", stream=False, length=1000))
+    writer.write(front.raw("/v1/completions", {"prompt": "x"}, length=1000))
     writer.write_eof()
     assert await asyncio.wait_for(reader.read(), SOON_S) == b""
     writer.close()
