@@ -163,13 +163,20 @@ def _write(stream: BinaryIO, text: str) -> None:
     stream.flush()
 
 
+def _limit(kind: int, value: int) -> None:
+    """Lower a limit of this process; one that is lower already stays."""
+    _, hard = resource.getrlimit(kind)
+    value = value if hard == resource.RLIM_INFINITY else min(value, hard)
+    resource.setrlimit(kind, (value, value))
+
+
 def main() -> None:
     """Serve the gateway at standard input and output."""
     max_cpu_s = float(sys.argv[1])
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is the gateway's, which drains first
     os.nice(_NICENESS)
-    resource.setrlimit(resource.RLIMIT_AS, (_MAX_MEMORY_BYTES, _MAX_MEMORY_BYTES))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    _limit(resource.RLIMIT_AS, _MAX_MEMORY_BYTES)
+    _limit(resource.RLIMIT_CORE, 0)
     stdin, stdout = sys.stdin.buffer, sys.stdout.buffer
     vocabulary = _read(stdin)
     if vocabulary is None:
