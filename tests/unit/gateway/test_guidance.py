@@ -264,7 +264,7 @@ async def test_a_request_that_gives_up_harms_no_other(compiler: GuidanceCompiler
     waiting = asyncio.create_task(
         compiler.compile(GenerateOptions(guidance=Guidance(GuidanceKind.JSON_OBJECT)), _MODEL)
     )
-    await asyncio.sleep(0)  # the process has been asked
+    await asyncio.wait([given_up], timeout=0.1)  # the process has been asked
     given_up.cancel()
     assert await waiting == guidance_grammar(Guidance(GuidanceKind.JSON_OBJECT))
     with pytest.raises(asyncio.CancelledError):
