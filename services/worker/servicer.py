@@ -62,18 +62,16 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
                 pump = asyncio.create_task(self._pump(request_iterator, membership, onward))
                 try:
                     await _first_of(pump, membership.over)
-                except asyncio.CancelledError:
-                    membership.end(EngineLostError("the control stream was closed by its sender"))
-                    raise
                 finally:
                     pump.cancel()
+                    # However it ended, nothing more will come: one that was cancelled can look like one that ended
+                    # well, and this handler can be cancelled at any point. A pump that fails has said why itself.
+                    if not _has_failed(pump):
+                        membership.end(EngineLostError("the control stream was closed by its sender"))
                     await asyncio.gather(pump, return_exceptions=True)
-                if membership.over.done():
+                if membership.over.done() and (pump.cancelled() or pump.exception() is not None):
                     raise membership.over.result()
-                summary = worker_pb2.ExecuteSummary(num_steps=pump.result())
-                # A stream that was cancelled can look like one that ended well: either way nothing more will come.
-                membership.end(EngineLostError("the control stream was closed by its sender"))
-                return summary
+                return worker_pb2.ExecuteSummary(num_steps=pump.result())
 
     async def StreamResults(  # noqa: N802
         self, request: worker_pb2.StreamResultsRequest, context: aio.ServicerContext[Any, Any]
@@ -117,7 +115,14 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
             if num_steps >= 0:
                 membership.end(error)
             raise
+        except Exception as crash:
+            membership.end(EngineLostError(f"a control message could not be taken: {crash}"))
+            raise
         return num_steps
+
+
+def _has_failed(task: asyncio.Task[int]) -> bool:
+    return task.done() and not task.cancelled() and task.exception() is not None
 
 
 async def _first_of(*futures: asyncio.Future[Any]) -> None:
