@@ -9,6 +9,9 @@ fails. Over TLS and for HTTP/1.0 there is nothing of the kind, and the end of wh
 *Time and size of a head.* A client has some seconds and some kilobytes for the head of each request, and as long to
 send the rest of a body that was refused unread.
 
+*Upgrades.* Some clients ask each time whether the server would rather speak another protocol (Java's asks for HTTP/2).
+It would not: such a request is read as if it had not asked, with its body, which the parser leaves to that protocol.
+
 Errors in the protocol itself are answered in OpenAI's shape.
 """
 
@@ -17,6 +20,7 @@ from __future__ import annotations
 import itertools
 from typing import TYPE_CHECKING, Any
 
+import httptools
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from services.gateway.http.errors import HttpError
@@ -34,6 +38,7 @@ HEAD_TIMEOUT_S = 20.0
 MAX_HEAD_BYTES = 64 << 10
 
 _EXTENSION = "orca.response"
+_UPGRADE_HEADERS = {b"upgrade", b"connection", b"http2-settings"}
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _COMMENT = b"3\r\n:\n\n\r\n"
 """A server-sent comment as a chunk."""
@@ -88,7 +93,8 @@ class ClientConnection(HttpToolsProtocol):
         """Take bytes of a request."""
         if self._head_timer is None and self._is_idle:
             self._await_head()
-        super().data_received(data)
+        self._unset_keepalive_if_required()
+        self._parse(data)
         if self._head_timer is not None and self._is_idle:
             self._num_head_bytes += len(data)
             if self._num_head_bytes > MAX_HEAD_BYTES and not self._is_receiving_refused_body:
@@ -96,10 +102,17 @@ class ClientConnection(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         """Begin with a request."""
+        if self.parser.should_upgrade():
+            return
         self._head_came()
         super().on_headers_complete()
         self._control = ResponseControl(self.cycle)
         self.scope["extensions"] = {_EXTENSION: self._control}  # type: ignore[dict-item]  # one of our own
+
+    def on_message_complete(self) -> None:
+        """End with a request's body."""
+        if not self.parser.should_upgrade():
+            super().on_message_complete()
 
     def eof_received(self) -> bool:  # type: ignore[override]  # uvicorn always ends here
         """Take note that the client sends no more; True keeps the connection for the rest of a response."""
@@ -131,6 +144,26 @@ class ClientConnection(HttpToolsProtocol):
     def _is_receiving_refused_body(self) -> bool:
         cycle: RequestResponseCycle | None = self.cycle
         return cycle is not None and cycle.response_complete and cycle.more_body
+
+    def _parse(self, data: bytes) -> None:
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            rest = data[upgrade.args[0] :]
+            if self.parser.get_method() == b"CONNECT":
+                self._refuse(HttpError(405, "this is no proxy", code="method_not_allowed"))
+            else:
+                self._parse_without_upgrade(rest)
+        except httptools.HttpParserError:
+            self.send_400_response("this is no HTTP request")
+
+    def _parse_without_upgrade(self, rest: bytes) -> None:
+        """Read the head again, but for the wish, and go on with what came after it."""
+        head = [b"%b %b HTTP/%b" % (self.parser.get_method(), self.url, self.parser.get_http_version().encode())]
+        head += [name + b": " + value for name, value in self.headers if name not in _UPGRADE_HEADERS]
+        self.parser = httptools.HttpRequestParser(self)
+        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn does
+        self._parse(b"\r\n".join([*head, b"", rest]))
 
     def _await_head(self) -> None:
         self._head_timer = self.loop.call_later(HEAD_TIMEOUT_S, self.transport.close)

@@ -182,6 +182,24 @@ async def test_what_is_no_http_is_refused_in_the_usual_shape(front: RunningFront
     assert '"error"' in answer
 
 
+@pytest.mark.parametrize("protocol", ["h2c", "websocket", "TLS/1.0"])
+@pytest.mark.parametrize("at_once", [True, False])
+async def test_another_protocol_is_not_what_we_speak(front: RunningFront, protocol: str, at_once: bool) -> None:
+    front.generation.answer = [last("y")]
+    wish = f"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: {protocol}\r\nHTTP2-Settings: AAMAAABk\r\n"
+    request = f'{HEAD}{wish}Content-Length: 14\r\n\r\n{{"prompt":"x"}}'
+    final = f'{HEAD}Connection: close\r\nContent-Length: 14\r\n\r\n{{"prompt":"y"}}'
+    answer = await talk(front, request + final) if at_once else await talk(front, *request, final)
+    assert answer.count("HTTP/1.1 200 OK") == 2, answer
+    for prompt in ("x", "y"):
+        assert (await front.generation.call()).request.prompts == [prompt]  # type: ignore[union-attr]  # completions
+
+
+async def test_it_is_no_proxy(front: RunningFront) -> None:
+    answer = await talk(front, "CONNECT example.org:443 HTTP/1.1\r\nHost: example.org:443\r\n\r\n")
+    assert answer.startswith("HTTP/1.1 405 ")
+
+
 async def test_a_connection_serves_one_request_after_the_other(front: RunningFront) -> None:
     front.generation.answer = [last("y")]
     one = f'{HEAD}Content-Length: 14\r\n\r\n{{"prompt":"x"}}'
