@@ -74,13 +74,13 @@ def load_model_text(name: str) -> ModelText:
         tokenizer = load_tokenizer(resolve(name))
     except OrcaError as error:
         raise ModelError(f"this gateway's host lacks what the engine's model {name!r} needs: {error}") from error
-    text = model_text(tokenizer)
+    text = _model_text(tokenizer)
     if not text.has_chat_template:
         get_logger().warning("no_chat_template", model=name, reason=text.template_problem)
     return text
 
 
-def model_text(tokenizer: Tokenizer) -> ModelText:
+def _model_text(tokenizer: Tokenizer) -> ModelText:
     """Compile the templates that a tokenizer came with, those that can be."""
     templates = {}
     problems = {}
