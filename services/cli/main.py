@@ -67,6 +67,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and leave the process; without ``arguments``, those of the process."""
     # gRPC's C core would write past our logs and into a client's text; failures come back as typed errors anyway.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    # Processes are only ever spawned. gRPC's handlers would run in the child before it becomes another program, and
+    # crash there while other threads use gRPC.
+    os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
     if sys.stdout is None:  # closed by the caller
         sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: PTH123, SIM115 - for the life of the process
     for stream in (sys.stdout, sys.stderr):
