@@ -61,6 +61,7 @@ class GuidanceProcess:
         process = cls(
             await asyncio.create_subprocess_exec(
                 sys.executable,
+                "-P",  # modules of the project, not of the folder where the gateway was started
                 "-m",
                 __name__,
                 str(max_cpu_s),
