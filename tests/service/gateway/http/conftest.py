@@ -10,13 +10,17 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import httpx2
 import pytest
+import structlog
 import uvloop
 
 from services.gateway.api_keys import Authenticator
+from services.gateway.app import run_gateway
 from services.gateway.http.app import build_app
 from services.gateway.http.server import HttpServer
-from shared.config import HttpConfig, ListenConfig
+from shared.config import GatewayConfig, HttpConfig, ListenConfig
+from shared.lifecycle import Shutdown
 from tests.fakes.fake_generation import FakeGeneration
+from tests.fakes.fake_scheduler import FakeScheduler
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -25,6 +29,7 @@ if TYPE_CHECKING:
     from services.gateway.readiness import Readiness
     from shared.errors import OrcaError
     from shared.tls import TlsFiles
+    from tests.fakes.fake_scheduler import FakeSession
 
 
 def pytest_asyncio_loop_factories(
@@ -128,3 +133,43 @@ async def front() -> AsyncIterator[RunningFront]:
     """A front as it is by default."""
     async with _start() as running:
         yield running
+
+
+@dataclass
+class RunningGateway:
+    """A whole gateway of this process, a scripted scheduler behind it and an HTTP client in front."""
+
+    client: httpx2.AsyncClient
+    session: FakeSession
+    shutdown: Shutdown
+    task: asyncio.Task[None]
+
+
+@contextlib.asynccontextmanager
+async def _start_gateway(grace_s: float = 0.0) -> AsyncIterator[RunningGateway]:
+    async with FakeScheduler() as scheduler:
+        config = GatewayConfig(scheduler.address, ListenConfig(port=0), http=HttpConfig(listen=ListenConfig(port=0)))
+        shutdown = Shutdown(grace_s)
+        with structlog.testing.capture_logs() as logs:
+            task = asyncio.create_task(run_gateway(config, shutdown))
+            try:
+                session = await scheduler.session()
+                url = next(entry["address"] for entry in logs if entry["event"] == "http_listening")
+                async with httpx2.AsyncClient(base_url=url, verify=False, timeout=10) as client:
+                    async with asyncio.timeout(10):
+                        while (await client.get("/ready")).status_code != 200:
+                            pass
+                    yield RunningGateway(client, session, shutdown, task)
+            finally:
+                shutdown.request("the test has ended")
+                await asyncio.wait_for(task, 20)
+
+
+class StartGateway(Protocol):
+    def __call__(self, grace_s: float = ...) -> contextlib.AbstractAsyncContextManager[RunningGateway]: ...
+
+
+@pytest.fixture
+def start_gateway() -> StartGateway:
+    """Start a whole gateway; it is ready."""
+    return _start_gateway
