@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from shared.tls import TlsFiles
 
 __all__ = [
+    "DEFAULT_HEARTBEAT_S",
     "DEFAULT_MODEL",
     "EngineConfig",
     "GatewayConfig",
@@ -29,6 +30,7 @@ __all__ = [
 ]
 
 DEFAULT_MODEL = "smollm2-135m-instruct"
+DEFAULT_HEARTBEAT_S = 5.0
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 KV_POLICIES = ("paged", "reserve")
 BATCHINGS = ("iteration", "request")
@@ -43,6 +45,10 @@ def _check_range(name: str, value: float, low: float, high: float) -> None:
 def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
     if value not in choices:
         raise ConfigError(f"--{name} must be one of {', '.join(choices)}, not {value!r}")
+
+
+def _check_heartbeat(heartbeat_s: float) -> None:
+    _check_range("heartbeat", heartbeat_s, 0.1, 3600)
 
 
 def check_address(name: str, address: str) -> None:
@@ -179,9 +185,15 @@ class SchedulerConfig:
 
     listen: ListenConfig = field(default_factory=ListenConfig)
     engine: EngineConfig = field(default_factory=EngineConfig)
+    heartbeat_s: float = DEFAULT_HEARTBEAT_S
+    """How often workers are asked for a sign of life, and how long they may take to give it."""
     mesh_tls: TlsFiles | None = None
     """TLS between the services, both ends checked; None: in the clear."""
     observability: ObservabilityConfig = field(default_factory=ObservabilityConfig)
+
+    def __post_init__(self) -> None:
+        """Check ranges."""
+        _check_heartbeat(self.heartbeat_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,6 +260,8 @@ class GatewayConfig:
     """Requests that wait before it, in fair shares between clients; one more is refused with RESOURCE_EXHAUSTED."""
     max_queued_bytes: int = 256 << 20
     """Memory for what waits."""
+    heartbeat_s: float = DEFAULT_HEARTBEAT_S
+    """How often the scheduler is asked for a sign of life, and how long it may take to give it."""
     api_keys: str = ""
     """Path of the file of API keys (`services.gateway.key_file`); empty: everybody may call."""
     tls: TlsFiles | None = None
@@ -264,3 +278,4 @@ class GatewayConfig:
         _check_range("max-requests", self.max_requests, 1, 1 << 20)
         _check_range("max-queued", self.max_queued, 0, 1 << 20)
         _check_range("max-queued-bytes", self.max_queued_bytes, 0, 1 << 40)
+        _check_heartbeat(self.heartbeat_s)

@@ -130,6 +130,17 @@ GraceOption = Annotated[
         help="Time to let running requests end after SIGTERM or Ctrl-C; a second signal ends at once.",
     ),
 ]
+HeartbeatOption = Annotated[
+    float,
+    typer.Option(
+        "--heartbeat",
+        envvar="ORCA_HEARTBEAT",
+        metavar="SECONDS",
+        rich_help_panel=_PROCESS,
+        help="How often the services behind this one are asked for a sign of life; one that takes as long to answer is "
+        "taken for lost.",
+    ),
+]
 LogLevelOption = Annotated[
     LogLevel,
     typer.Option("--log-level", envvar="ORCA_LOG_LEVEL", rich_help_panel=_PROCESS, help="Least level that is logged."),

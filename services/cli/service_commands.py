@@ -11,6 +11,7 @@ from services.cli.engine_options import takes_engine
 from services.cli.http import http
 from services.cli.observability import observability
 from shared.config import (
+    DEFAULT_HEARTBEAT_S,
     EngineConfig,
     GatewayConfig,
     HttpConfig,
@@ -47,6 +48,7 @@ def gateway(
     mesh_tls_cert: acc.MeshTlsCertOption = "",
     mesh_tls_key: acc.MeshTlsKeyOption = "",
     mesh_tls_ca: acc.MeshTlsCaOption = "",
+    heartbeat: opt.HeartbeatOption = DEFAULT_HEARTBEAT_S,
     grace: opt.GraceOption = 10.0,
     metrics_host: opt.MetricsHostOption = _METRICS.host,
     metrics_port: opt.MetricsPortOption = "off",
@@ -62,6 +64,7 @@ def gateway(
         max_requests=max_requests,
         max_queued=max_queued,
         max_queued_bytes=max_queued_bytes,
+        heartbeat_s=heartbeat,
         api_keys=api_keys,
         tls=acc.public_tls(tls_cert, tls_key, tls_client_ca),
         mesh_tls=acc.mesh_tls(mesh_tls_cert, mesh_tls_key, mesh_tls_ca),
@@ -82,6 +85,7 @@ def scheduler(
     mesh_tls_cert: acc.MeshTlsCertOption = "",
     mesh_tls_key: acc.MeshTlsKeyOption = "",
     mesh_tls_ca: acc.MeshTlsCaOption = "",
+    heartbeat: opt.HeartbeatOption = DEFAULT_HEARTBEAT_S,
     grace: opt.GraceOption = 10.0,
     metrics_host: opt.MetricsHostOption = _METRICS.host,
     metrics_port: opt.MetricsPortOption = "off",
@@ -94,6 +98,7 @@ def scheduler(
     config = SchedulerConfig(
         listen=ListenConfig(host, port),
         engine=engine,
+        heartbeat_s=heartbeat,
         mesh_tls=acc.mesh_tls(mesh_tls_cert, mesh_tls_key, mesh_tls_ca),
         observability=observability(metrics_host, metrics_port, otlp_endpoint),
     )

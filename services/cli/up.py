@@ -12,7 +12,7 @@ from services.cli import options as opt
 from services.cli.engine_options import takes_engine
 from services.cli.http import http
 from services.cli.observability import observability
-from shared.config import EngineConfig, GatewayConfig, HttpConfig, ListenConfig
+from shared.config import DEFAULT_HEARTBEAT_S, EngineConfig, GatewayConfig, HttpConfig, ListenConfig
 
 if TYPE_CHECKING:
     from services.cli.mesh_view import MeshView
@@ -57,6 +57,7 @@ def up(
     mesh_tls_cert: acc.MeshTlsCertOption = "",
     mesh_tls_key: acc.MeshTlsKeyOption = "",
     mesh_tls_ca: acc.MeshTlsCaOption = "",
+    heartbeat: opt.HeartbeatOption = DEFAULT_HEARTBEAT_S,
     grace: opt.GraceOption = 10.0,
     metrics_host: opt.MetricsHostOption = "127.0.0.1",
     metrics_port: Annotated[
@@ -97,6 +98,7 @@ def up(
         mesh_tls=acc.mesh_tls(mesh_tls_cert, mesh_tls_key, mesh_tls_ca),
         device=device,
         num_threads=threads,
+        heartbeat_s=heartbeat,
         grace_s=grace,
         log_level=log_level,
         observability=observability(metrics_host, metrics_port, otlp_endpoint),

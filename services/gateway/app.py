@@ -60,7 +60,14 @@ async def run_gateway(
     streams = StreamTable(clock)
     readiness = Readiness(load)
     mesh_tls = load_tls(config.mesh_tls)
-    scheduler = SchedulerClient(config.scheduler, streams, readiness, max_queued=config.max_requests, tls=mesh_tls)
+    scheduler = SchedulerClient(
+        config.scheduler,
+        streams,
+        readiness,
+        max_queued=config.max_requests,
+        heartbeat_s=config.heartbeat_s,
+        tls=mesh_tls,
+    )
     server = RpcServer(
         tls=load_tls(config.tls),
         authenticate=(lambda header: bind_client(keys.authenticate(header))) if keys.requires_key else None,

@@ -69,9 +69,10 @@ class Readiness:
             )
         return ServedModel(self._engine, self._text)
 
-    def session_opened(self) -> None:
-        """Take note of a session; the engine is reported separately."""
-        self._no_engine("the scheduler is there, its engine is not: workers are missing or loading the model")
+    def engine_missing(self, why: str) -> None:
+        """Take note of what the scheduler says of an engine that is not ready; one that has been reported stays."""
+        if self._engine is None:
+            self._no_engine(why)
 
     def session_lost(self, reason: str) -> None:
         """Take note that the scheduler is gone."""

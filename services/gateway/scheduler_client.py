@@ -3,19 +3,26 @@
 The requests in service are in the `StreamTable`, not in the session: when a new session reports a ready engine, every
 unfinished one is submitted again with the tokens it has, so that clients see a pause only. Between sessions nothing is
 queued: what a scheduler must know follows from the table.
+
+A scheduler that hangs keeps its connections open, and so does a host that vanished: beside the session it is asked for
+the engine's state again and again, and one that does not answer in time has lost its session. Why the engine is not
+ready comes with the answers.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import secrets
 from typing import TYPE_CHECKING
 
+import grpc
 from grpc import aio
 
 from shared.codec.engine import engine_status_from_pb
 from shared.codec.mesh_view import engine_snapshot_from_pb
 from shared.codec.session import session_events_from_pb, session_request_to_pb
+from shared.config import DEFAULT_HEARTBEAT_S
 from shared.errors import OverloadedError, ProtocolError
 from shared.log import get_logger
 from shared.messages import Cancel, Ended, EngineStatus, FinishReason, Hello, Submit, token_ids
@@ -60,16 +67,22 @@ class SchedulerClient:
         readiness: Readiness,
         *,
         max_queued: int,
+        heartbeat_s: float = DEFAULT_HEARTBEAT_S,
         tls: TlsCredentials | None = None,
         back_off: Callable[[int], Awaitable[None]] = back_off,
     ) -> None:
-        """``max_queued`` bounds what a scheduler that does not read may leave waiting here."""
+        """``max_queued`` bounds what a scheduler that does not read may leave waiting here.
+
+        ``heartbeat_s``: how often it is asked for a sign of life, and how long it may take to give it.
+        """
         self._address = address
         self._channel = connect(address, tls)
         self._stub = scheduler_pb2_grpc.SchedulerStub(self._channel)
         self._streams = streams
         self._readiness = readiness
         self._max_queued = max_queued
+        self._heartbeat_s = heartbeat_s
+        self._ask_now = asyncio.Event()
         self._back_off = back_off
         self._outgoing: asyncio.Queue[Submit | Cancel] | None = None
         """None while no session knows the requests in service."""
@@ -161,9 +174,13 @@ class SchedulerClient:
         call = self._stub.Session()
         try:
             async with asyncio.TaskGroup() as tasks:
+                reader = tasks.create_task(self._read(call, outgoing))
+                heartbeat = tasks.create_task(self._watch_heartbeat())
                 writer = tasks.create_task(self._write(call, gateway_id, outgoing))
-                reason = await self._read(call, outgoing)
-                writer.cancel()
+                await asyncio.wait({reader, heartbeat}, return_when=asyncio.FIRST_COMPLETED)
+                reason = heartbeat.result() if heartbeat.done() else reader.result()
+                for task in (reader, heartbeat, writer):
+                    task.cancel()
         finally:
             call.cancel()
         return reason
@@ -172,7 +189,6 @@ class SchedulerClient:
         message: Hello | Submit | Cancel = Hello(gateway_id)
         try:
             await call.write(session_request_to_pb(message))
-            self._session_opened()
             while True:
                 message = await outgoing.get()
                 await call.write(session_request_to_pb(message))
@@ -182,6 +198,7 @@ class SchedulerClient:
     async def _read(self, call: _Call, outgoing: asyncio.Queue[Submit | Cancel]) -> str:
         try:
             async for message in call:
+                self._connected_now()
                 self._on_events(session_events_from_pb(message), outgoing)
         except aio.AioRpcError as failure:
             return _reason(failure)
@@ -189,10 +206,32 @@ class SchedulerClient:
             return str(error)
         return "it ended the session"
 
+    async def _watch_heartbeat(self) -> str:
+        """Ask for the engine's state again and again; return what is wrong as soon as no answer comes in time."""
+        while True:
+            self._ask_now.clear()
+            try:
+                response = await self._stub.GetEngineStatus(
+                    scheduler_pb2.GetEngineStatusRequest(), timeout=self._heartbeat_s
+                )
+            except aio.AioRpcError as failure:
+                if failure.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+                    return f"it has not answered for {self._heartbeat_s:g} s"
+                # Where nobody is there, the session itself breaks.
+            else:
+                self._connected_now()
+                status = engine_status_from_pb(response.status)
+                if not status.ready:
+                    self._readiness.engine_missing(status.reason)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._heartbeat_s):
+                    await self._ask_now.wait()
+
     def _on_events(self, events: SessionEvents, outgoing: asyncio.Queue[Submit | Cancel]) -> None:
         self._streams.deliver(events)
         if events.engine_lost:
             self._readiness.engine_lost()
+            self._ask_now.set()
         if events.engine_ready is not None:
             self._engine_ready(events.engine_ready, outgoing)
 
@@ -239,9 +278,7 @@ class SchedulerClient:
             )
         )
 
-    def _session_opened(self) -> None:
-        if self._outgoing is None:  # else the scheduler was faster with its answer
-            self._readiness.session_opened()
+    def _connected_now(self) -> None:
         if self._connected is not True:
             self._connected = True
             get_logger().info("scheduler_connected", address=self._address)

@@ -9,7 +9,15 @@ import os
 import sys
 from dataclasses import dataclass, field
 
-from shared.config import EngineConfig, GatewayConfig, HttpConfig, ListenConfig, ObservabilityConfig, WorkerConfig
+from shared.config import (
+    DEFAULT_HEARTBEAT_S,
+    EngineConfig,
+    GatewayConfig,
+    HttpConfig,
+    ListenConfig,
+    ObservabilityConfig,
+    WorkerConfig,
+)
 from shared.errors import ConfigError
 from shared.tls import TlsFiles, TlsRole, load_tls
 
@@ -43,6 +51,8 @@ class MeshOptions:
     device: str = "auto"
     num_threads: int = 0
     """Compute threads of each worker; 0 divides the CPUs among them."""
+    heartbeat_s: float = DEFAULT_HEARTBEAT_S
+    """How often gateway and scheduler ask the services behind them for a sign of life."""
     grace_s: float = 10.0
     """Time that each of gateway, scheduler and workers has to drain."""
     log_level: str = "info"
@@ -59,6 +69,7 @@ class MeshOptions:
             max_requests=self.max_requests,
             max_queued=self.max_queued,
             max_queued_bytes=self.max_queued_bytes,
+            heartbeat_s=self.heartbeat_s,
         )
         WorkerConfig(scheduler="127.0.0.1:1", device=self.device, num_threads=self.num_threads)
         metrics, last = self.observability.metrics, 1 + self.engine.topology.world_size
@@ -87,6 +98,7 @@ class MeshOptions:
         engine, scheduling = self.engine, self.engine.scheduling
         return [
             *self._service("scheduler", _LOOPBACK, place=1),
+            *("--heartbeat", f"{self.heartbeat_s:g}"),
             *("--model", engine.model),
             *("--stages", str(engine.topology.num_stages)),
             *("--tp", str(engine.topology.tp_size)),
@@ -126,6 +138,7 @@ class MeshOptions:
             *("--max-requests", str(self.max_requests)),
             *("--max-queued", str(self.max_queued)),
             *("--max-queued-bytes", str(self.max_queued_bytes)),
+            *("--heartbeat", f"{self.heartbeat_s:g}"),
             *("--api-keys", self.api_keys),
             *_tls_arguments(TlsRole.PUBLIC, self.tls),
             *self._http(),

@@ -49,7 +49,7 @@ async def run_scheduler(
     registry = WorkerRegistry(config.engine.topology)
     tls = load_tls(config.mesh_tls)
     server = RpcServer(tls=tls)
-    keeper = EngineKeeper(config.engine, registry, loop, server, tls)
+    keeper = EngineKeeper(config, registry, loop, server, tls)
     watch = EngineWatch(lambda: _status(keeper, registry, loop), clock, connect=partial(WorkerClient, tls=tls))
     sessions = SchedulerServicer(loop, lambda: _status(keeper, registry, loop), watch)
     engine_metrics = EngineMetrics(
@@ -89,7 +89,7 @@ async def run_scheduler(
         finally:
             sessions.close_sessions()
             watch.close()
-            registry.close()
+            await registry.close()
             await server.stop(_STOP_GRACE_S)
             if tracer is not None:
                 await tracer.close()
@@ -97,13 +97,9 @@ async def run_scheduler(
 
 def _status(keeper: EngineKeeper, registry: WorkerRegistry, loop: EngineLoop) -> EngineStatus:
     stats = loop.stats()
-    missing = ", ".join(f"stage {stage} rank {tp_rank}" for stage, tp_rank in registry.missing())
-    reason = ""
-    if loop.info is None:
-        reason = f"waiting for workers: {missing}" if missing else keeper.reason or "the workers are loading the model"
     return EngineStatus(
         ready=loop.info is not None,
-        reason=reason,
+        reason="" if loop.info is not None else _reason(keeper, registry),
         epoch=keeper.epoch,
         info=loop.info,
         workers=registry.statuses(),
@@ -123,3 +119,17 @@ def _status(keeper: EngineKeeper, registry: WorkerRegistry, loop: EngineLoop) ->
         last_batch_size=stats.last_batch_size,
         last_batch_tokens=stats.last_batch_tokens,
     )
+
+
+def _reason(keeper: EngineKeeper, registry: WorkerRegistry) -> str:
+    """Why the engine is not ready, with the names of those it waits for."""
+    if missing := registry.missing():
+        return "waiting for workers: " + ", ".join(f"stage {stage} rank {tp_rank}" for stage, tp_rank in missing)
+    if keeper.reason:
+        return keeper.reason
+    late = [
+        f"stage {worker.stage} rank {worker.tp_rank} ({worker.detail or worker.state})"
+        for worker in registry.statuses()
+        if worker.state != "ready"
+    ]
+    return ": ".join(["the workers are loading the model", *filter(None, [", ".join(late)])])

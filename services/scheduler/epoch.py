@@ -45,6 +45,8 @@ class EngineLink:
     epoch: Epoch
     capacity: Capacity
     info: EngineInfo
+    workers: list[tuple[Registration, aio.Channel]]
+    """In order of world rank."""
     _plans: aio.StreamUnaryCall[worker_pb2.StepPlan, worker_pb2.ExecuteSummary]
     _results: aio.UnaryStreamCall[worker_pb2.StreamResultsRequest, worker_pb2.StepResult]
     _over: asyncio.Future[None]
@@ -132,6 +134,7 @@ async def join_epoch(
                 tp_size=topology.tp_size,
                 dtype=joined[0].dtype,
             ),
+            workers=list(zip(claims, channels, strict=True)),
             _plans=plans,
             _results=results,
             _over=over,

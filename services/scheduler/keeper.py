@@ -7,6 +7,7 @@ import random
 from typing import TYPE_CHECKING
 
 from services.scheduler.epoch import join_epoch
+from services.scheduler.heartbeat import watch_heartbeats
 from shared.errors import ConfigError, EngineLostError, InvalidRequestError, ModelError, OrcaError
 from shared.ids import Epoch
 from shared.log import get_logger
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from services.scheduler.epoch import EngineLink
     from services.scheduler.loop import EngineLoop
     from services.scheduler.registry import WorkerRegistry
-    from shared.config import EngineConfig
+    from shared.config import SchedulerConfig
     from shared.rpc import RpcServer
     from shared.tls import TlsCredentials
 
@@ -33,14 +34,15 @@ class EngineKeeper:
 
     def __init__(
         self,
-        config: EngineConfig,
+        config: SchedulerConfig,
         registry: WorkerRegistry,
         loop: EngineLoop,
         server: RpcServer,
         tls: TlsCredentials | None = None,
     ) -> None:
         """``tls`` is for the calls to workers."""
-        self._config = config
+        self._config = config.engine
+        self._heartbeat_s = config.heartbeat_s
         self._tls = tls
         self._registry = registry
         self._loop = loop
@@ -92,6 +94,7 @@ class EngineKeeper:
                 link.pump_results(self._loop.deliver),
                 link.watch_plans(),
                 self._watch_claims(),
+                watch_heartbeats(link.workers, self._registry, self._heartbeat_s),
                 self._loop.watch_progress(self._config.collective_timeout_s),
                 broken,
             )
@@ -109,4 +112,5 @@ class EngineKeeper:
 
     async def _watch_claims(self) -> None:
         lost = await self._registry.wait_lost(self._registry.claims())
-        raise EngineLostError(f"the worker of stage {lost.stage}, tensor-parallel rank {lost.tp_rank} is gone")
+        why = self._registry.why_lost(lost)
+        raise EngineLostError(f"the worker of stage {lost.stage}, tensor-parallel rank {lost.tp_rank} {why}")

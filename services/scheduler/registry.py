@@ -1,7 +1,8 @@
 """Who holds which rank: the workers' claims, each as long-lived as its registration stream.
 
-A claim ends when its stream ends, on either side and by whatever cause, so a dead worker is known at once. This module
-does not join workers to an engine (``epoch``).
+A claim ends when its stream ends, on either side and by whatever cause, so a dead worker is known at once; the stream
+ends when its claim is dropped, as that of a worker that hangs is (``heartbeat``). This module does not join workers to
+an engine (``epoch``).
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import asyncio
 from typing import TYPE_CHECKING, Any
 
 from shared.codec.joining import registration_from_pb
-from shared.errors import AlreadyClaimedError, ConfigError
+from shared.errors import AlreadyClaimedError, ConfigError, UnavailableError
 from shared.log import get_logger
 from shared.messages import Registration, WorkerStatus
 from shared.pb import worker_pb2, worker_pb2_grpc
@@ -34,8 +35,9 @@ class WorkerRegistry:
         self.topology = topology
         self._claims: dict[Rank, Registration] = {}
         self._states: dict[Rank, tuple[str, str]] = {}
+        self._why_lost: dict[Rank, str] = {}
         self._changed = asyncio.Condition()
-        self._closed = asyncio.Event()
+        self._is_closed = False
 
     def claims(self) -> list[Registration]:
         """Claims in order of world rank."""
@@ -64,12 +66,13 @@ class WorkerRegistry:
         self._claims[rank] = registration
         await self.set_state(rank, "registered")
 
-    async def drop(self, claim: Registration) -> None:
-        """End a claim."""
+    async def drop(self, claim: Registration, why: str = "is gone") -> None:
+        """End a claim, if it still stands; ``why`` goes on after "the worker"."""
         if self.holds(claim):
             rank = (claim.stage, claim.tp_rank)
             del self._claims[rank]
             self._states.pop(rank, None)
+            self._why_lost[rank] = why
             await self._notify()
 
     async def set_state(self, rank: Rank, state: str, detail: str = "") -> None:
@@ -77,13 +80,17 @@ class WorkerRegistry:
         self._states[rank] = (state, detail)
         await self._notify()
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """The scheduler leaves: end all claims in good order."""
-        self._closed.set()
+        self._is_closed = True
+        await self._notify()
 
-    async def wait_closed(self) -> None:
-        """Wait until the scheduler leaves."""
-        await self._closed.wait()
+    async def wait_over(self, claim: Registration) -> None:
+        """Wait until the scheduler leaves. Raises ``UnavailableError`` where the claim is dropped before."""
+        async with self._changed:
+            await self._changed.wait_for(lambda: self._is_closed or not self.holds(claim))
+        if not self._is_closed:
+            raise UnavailableError(f"the scheduler gave this rank up: its worker {self.why_lost(claim)}")
 
     async def wait_complete(self) -> list[Registration]:
         """Wait until every rank is held; claims in order of world rank."""
@@ -96,6 +103,10 @@ class WorkerRegistry:
         async with self._changed:
             await self._changed.wait_for(lambda: any(not self.holds(claim) for claim in claims))
             return next(claim for claim in claims if not self.holds(claim))
+
+    def why_lost(self, claim: Registration) -> str:
+        """Why the latest claim to its rank ended; goes on after "the worker"."""
+        return self._why_lost.get((claim.stage, claim.tp_rank), "is gone")
 
     def statuses(self) -> tuple[WorkerStatus, ...]:
         """All ranks, those that are missing too."""
@@ -128,7 +139,7 @@ class WorkerRegistryServicer(worker_pb2_grpc.WorkerRegistryServicer):
         log.info("worker_registered", device=claim.device)
         try:
             yield worker_pb2.RegistryEvent(granted=True)
-            await self._registry.wait_closed()  # or until the peer ends the call
+            await self._registry.wait_over(claim)  # or until the peer ends the call
         finally:
             await self._registry.drop(claim)
             log.info("worker_gone")
