@@ -71,7 +71,9 @@ class Envelope:
                 self._answered(_route(scope), status)
                 log = get_logger().debug if scope["raw_path"] in OPEN_PATHS else get_logger().info
                 duration_ms = round(1000 * (time.perf_counter() - started), 1)
-                log("http_request", method=scope["method"], path=scope["path"], status=status, duration_ms=duration_ms)
+                # As it was written, which is printable.
+                path = scope["raw_path"].decode("ascii")
+                log("http_request", method=scope["method"], path=path, status=status, duration_ms=duration_ms)
 
 
 def _route(scope: Scope) -> str:
