@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 
 from services.gateway.clients import bind_client
 from services.gateway.http import page, probes
+from services.gateway.http.errors import error_response, http_error_of
+from shared.errors import UnauthenticatedError
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
@@ -23,7 +25,7 @@ OPEN_PATHS = probes.OPEN_PATHS | page.OPEN_PATHS
 
 
 class AuthenticationMiddleware:
-    """Finds out who calls. Raises ``UnauthenticatedError`` for nobody known."""
+    """Finds out who calls, and refuses nobody known."""
 
     def __init__(self, app: ASGIApp, authenticator: Authenticator) -> None:
         self._app = app
@@ -32,7 +34,13 @@ class AuthenticationMiddleware:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Go on with the request of a known client, or of anybody who probes."""
         if scope["raw_path"] not in OPEN_PATHS:
-            bind_client(self._authenticator.authenticate(_authorization(scope)))
+            try:
+                client = self._authenticator.authenticate(_authorization(scope))
+            except UnauthenticatedError as refusal:
+                # Sent from here, it passes through what surrounds this: a page of another origin may read it, too.
+                await error_response(http_error_of(refusal))(scope, receive, send)
+                return
+            bind_client(client)
         await self._app(scope, receive, send)
 
 

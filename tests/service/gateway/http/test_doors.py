@@ -142,6 +142,16 @@ async def test_other_origins_are_told_nothing(front: RunningFront) -> None:
     assert (await front.client.options("/v1/models", headers=PREFLIGHT)).status_code == 405
 
 
+async def test_a_page_of_another_origin_can_read_that_it_needs_a_key(start_front: StartFront, tmp_path: Path) -> None:
+    (tmp_path / "keys").write_text(f"alice {KEY}\n")
+    config = HttpConfig(cors_origins=("https://a.example",))
+    async with start_front(config, Authenticator(tmp_path / "keys")) as front:
+        response = await front.client.get("/v1/models", headers=ORIGIN)
+        assert response.status_code == 401
+        assert response.headers["access-control-allow-origin"] == "https://a.example"
+        assert (await front.client.options("/v1/models", headers=PREFLIGHT)).status_code == 200
+
+
 async def test_origins_that_are_listed_may_call(start_front: StartFront) -> None:
     async with start_front(HttpConfig(cors_origins=("https://a.example",))) as front:
         preflight = await front.client.options("/v1/completions", headers=PREFLIGHT)
