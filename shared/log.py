@@ -2,13 +2,16 @@
 
 Events are constant snake_case names with key=value beside them. ``request_id``, ``step_id``, ``stage`` and ``tp_rank``
 are bound through context variables; ``shared.rpc`` carries the request id from service to service in gRPC metadata.
-Prompts and outputs are never logged.
+Prompts and outputs are never logged. A line that cannot be written, to a full disk or a terminal that is gone, is lost:
+no request may fail for it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import sys
+from typing import TextIO, cast
 
 import structlog
 
@@ -39,10 +42,25 @@ def configure_logging(level: str = "info", *, json: bool | None = None, **bound:
     structlog.configure(
         processors=[*processors, renderer],
         wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.upper()]),
-        logger_factory=structlog.WriteLoggerFactory(file=sys.stderr),
+        logger_factory=structlog.WriteLoggerFactory(file=cast("TextIO", _LossyFile(sys.stderr))),
         cache_logger_on_first_use=False,
     )
     structlog.contextvars.bind_contextvars(**bound)
+
+
+class _LossyFile:
+    """A file whose failures are nobody's business."""
+
+    def __init__(self, file: TextIO) -> None:
+        self._file = file
+
+    def write(self, text: str) -> None:
+        with contextlib.suppress(OSError, ValueError):
+            self._file.write(text)
+
+    def flush(self) -> None:
+        with contextlib.suppress(OSError, ValueError):
+            self._file.flush()
 
 
 def get_logger() -> structlog.typing.FilteringBoundLogger:

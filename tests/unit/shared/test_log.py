@@ -62,3 +62,16 @@ def test_tracebacks_are_a_field(events: Callable[[], list[dict[str, Any]]]) -> N
     configure_logging()
     get_logger().error("failed", exc_info=ValueError("why"))
     assert events()[0]["exception"].endswith("ValueError: why")
+
+
+def test_a_line_that_cannot_be_written_harms_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    with open("/dev/full", "w", buffering=1, encoding="utf-8") as full:  # noqa: PTH123 - as standard error is opened
+        monkeypatch.setattr(sys, "stderr", full)
+        configure_logging(json=True)
+        for _ in range(100):
+            get_logger().info("said", what="x" * 1000)
+        monkeypatch.undo()
+        with pytest.raises(OSError, match="No space left"):
+            full.close()
+    full.close()
+    get_logger().info("closed")
