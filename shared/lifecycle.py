@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import os
 import signal
 import sys
 import threading
+import time
 from typing import TYPE_CHECKING, NoReturn
 
 import uvloop
@@ -37,6 +39,7 @@ class Shutdown:
         self.grace_s = grace_s
         self._on_request = on_request
         self._requested = asyncio.Event()
+        self._deadline_s = math.inf
         self.reason = ""
 
     @property
@@ -48,9 +51,15 @@ class Shutdown:
         """Ask the service to leave; only the first reason is kept."""
         if not self._requested.is_set():
             self.reason = reason
+            self._deadline_s = time.monotonic() + self.grace_s
             self._requested.set()
             if self._on_request is not None:
                 self._on_request()
+
+    @property
+    def remaining_s(self) -> float:
+        """What is left of the grace time; all of it before somebody asks."""
+        return min(self.grace_s, max(0.0, self._deadline_s - time.monotonic()))
 
     async def wait(self) -> None:
         """Wait until somebody asks."""

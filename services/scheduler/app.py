@@ -59,7 +59,7 @@ async def run_scheduler(
     server.add(scheduler_pb2_grpc.add_SchedulerServicer_to_server, sessions, "orca.v1.Scheduler")
     server.add(
         worker_pb2_grpc.add_WorkerRegistryServicer_to_server,
-        WorkerRegistryServicer(registry),
+        WorkerRegistryServicer(registry, keeper.wind_down),
         "orca.v1.WorkerRegistry",
     )
     async with metrics_served(metrics, config.observability.metrics):
@@ -78,6 +78,7 @@ async def run_scheduler(
                         raise RuntimeError("a task of the scheduler ended by itself")
                     await asyncio.get_running_loop().create_future()  # the group cancels this for the task that failed
                 get_logger().info("draining", grace_s=shutdown.grace_s)
+                keeper.reason = "the scheduler is shutting down"
                 await server.set_ready(ready=False)
                 try:
                     async with asyncio.timeout(shutdown.grace_s):
@@ -97,9 +98,10 @@ async def run_scheduler(
 
 def _status(keeper: EngineKeeper, registry: WorkerRegistry, loop: EngineLoop) -> EngineStatus:
     stats = loop.stats()
+    is_ready = loop.info is not None and not loop.is_retiring
     return EngineStatus(
-        ready=loop.info is not None,
-        reason="" if loop.info is not None else _reason(keeper, registry),
+        ready=is_ready,
+        reason="" if is_ready else _reason(keeper, registry),
         epoch=keeper.epoch,
         info=loop.info,
         workers=registry.statuses(),

@@ -50,6 +50,8 @@ class EngineKeeper:
         self.epoch = Epoch(0)
         self.reason = ""
         """Why the engine is not ready, beyond workers that are missing."""
+        self._over = asyncio.Event()
+        self._over.set()
 
     async def run(self) -> None:
         """Keep the engine alive until cancelled."""
@@ -69,6 +71,21 @@ class EngineKeeper:
             await asyncio.sleep(pause * random.uniform(0.5, 1.0))  # noqa: S311 - back-off jitter
             pause = min(2 * pause, _BACK_OFF_S[1])
 
+    async def wind_down(self, why: str) -> None:
+        """Take no new requests in this epoch, and return once those that are here have ended, or the epoch has."""
+        if self._over.is_set():
+            return
+        get_logger().info("winding_down", epoch=self.epoch, reason=why)
+        self.reason = why
+        self._loop.retire()
+        await self._server.set_ready(ready=False)
+        waits = [asyncio.ensure_future(wait) for wait in (self._loop.wait_idle(), self._over.wait())]
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
+
     async def _serve(self, link: EngineLink) -> None:
         """Serve in this epoch until it is lost. Always raises ``EngineLostError``."""
         broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -77,6 +94,7 @@ class EngineKeeper:
             if not broken.done():
                 broken.set_exception(lost)
 
+        self._over.clear()
         self._loop.begin_epoch(link, on_lost)
         self.reason = ""
         await self._server.set_ready(ready=True)
@@ -108,6 +126,7 @@ class EngineKeeper:
                 watch.cancel()
             await asyncio.gather(*watches, return_exceptions=True)
             self._loop.end_epoch()
+            self._over.set()
             await self._server.set_ready(ready=False)
 
     async def _watch_claims(self) -> None:

@@ -50,11 +50,16 @@ class _EpochBegan:
 
 
 @dataclass(frozen=True, slots=True)
+class _Retire:
+    """The engine is about to lose a worker."""
+
+
+@dataclass(frozen=True, slots=True)
 class _EpochEnded:
     """The keeper saw it first."""
 
 
-_Command = _FromSession | _SessionClosed | _EpochBegan | _EpochEnded | StepResult
+_Command = _FromSession | _SessionClosed | _EpochBegan | _Retire | _EpochEnded | StepResult
 
 
 class EngineLoop:
@@ -74,6 +79,8 @@ class EngineLoop:
         self.has_results = False
         """Whether anything has come back in this epoch, or the last one."""
         self._draining = False
+        self.is_retiring = False
+        """Whether the engine takes no new requests until its next epoch."""
         self.num_broken_invariants = 0
         self._idle = asyncio.Event()
         self._idle.set()
@@ -83,7 +90,7 @@ class EngineLoop:
     def open_session(self, outbox: Outbox) -> None:
         """Begin to tell a session what happens; it hears at once whether the engine is ready."""
         self._sessions.add(outbox)
-        if self._link is not None:
+        if self._link is not None and not self.is_retiring:
             outbox.engine_ready(self._link.info)
 
     def command(self, outbox: Outbox, command: Submit | Cancel) -> None:
@@ -102,6 +109,14 @@ class EngineLoop:
         """The engine is there. ``on_lost`` is called once where the loop itself finds it broken."""
         self._on_lost = on_lost
         self._put(_EpochBegan(link))
+
+    def retire(self) -> None:
+        """Have gateways send no new requests until the next epoch; those that are here go on."""
+        self._put(_Retire())
+
+    async def wait_idle(self) -> None:
+        """Wait until the pool is empty."""
+        await self._idle.wait()
 
     def end_epoch(self) -> None:
         """The engine is lost."""
@@ -124,7 +139,8 @@ class EngineLoop:
     async def drain(self) -> None:
         """Refuse new requests from now on and wait until those in the pool have ended."""
         self._draining = True
-        await self._idle.wait()
+        self.retire()
+        await self.wait_idle()
 
     @property
     def info(self) -> EngineInfo | None:
@@ -172,10 +188,15 @@ class EngineLoop:
             case _EpochBegan(link):
                 self._link = link
                 self.has_results = False
+                self.is_retiring = False
                 events = self._core.engine_ready(link.epoch, link.capacity)
                 for outbox in self._sessions:
                     outbox.engine_ready(link.info)
                 return events
+            case _Retire():
+                self.is_retiring = True
+                for outbox in self._sessions:
+                    outbox.engine_lost()
             case _EpochEnded():
                 return self._lose_engine()
         return []

@@ -17,7 +17,7 @@ from shared.messages import Registration, WorkerStatus
 from shared.pb import worker_pb2, worker_pb2_grpc
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Awaitable, Callable
 
     from grpc import aio
 
@@ -125,8 +125,10 @@ class WorkerRegistry:
 class WorkerRegistryServicer(worker_pb2_grpc.WorkerRegistryServicer):
     """The registry's gRPC face."""
 
-    def __init__(self, registry: WorkerRegistry) -> None:
+    def __init__(self, registry: WorkerRegistry, wind_down: Callable[[str], Awaitable[None]]) -> None:
+        """``wind_down`` is called for a worker that wants to leave, with the reason; it returns when it may."""
         self._registry = registry
+        self._wind_down = wind_down
 
     async def Register(  # noqa: N802 - the contract's name
         self, request: worker_pb2.RegisterRequest, context: aio.ServicerContext[Any, Any]
@@ -143,3 +145,13 @@ class WorkerRegistryServicer(worker_pb2_grpc.WorkerRegistryServicer):
         finally:
             await self._registry.drop(claim)
             log.info("worker_gone")
+
+    async def Leave(  # noqa: N802 - the contract's name
+        self, request: worker_pb2.LeaveRequest, context: aio.ServicerContext[Any, Any]
+    ) -> worker_pb2.LeaveResponse:
+        """Answer once nobody needs the worker any more."""
+        del context
+        rank = (request.stage, request.tp_rank)
+        if rank in self._registry.topology.ranks() and rank not in self._registry.missing():
+            await self._wind_down(f"the worker of stage {rank[0]}, tensor-parallel rank {rank[1]} is leaving")
+        return worker_pb2.LeaveResponse()

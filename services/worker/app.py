@@ -11,7 +11,7 @@ import torch
 
 from services.worker.engine import Engine
 from services.worker.metrics import WorkerMetrics
-from services.worker.registration import hold_claim
+from services.worker.registration import ask_to_leave, hold_claim
 from services.worker.rendezvous import RendezvousServer
 from services.worker.servicer import WorkerServicer
 from services.worker.tracing import StageTracer
@@ -27,7 +27,7 @@ from shared.tls import load_tls
 from shared.tracing import open_tracer
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine
+    from collections.abc import Awaitable, Callable, Coroutine
 
     from shared.config import WorkerConfig
     from shared.lifecycle import Shutdown
@@ -79,22 +79,31 @@ async def run_worker(config: WorkerConfig, shutdown: Shutdown) -> None:
         rendezvous = RendezvousServer(listen_host, advertised_host) if is_first else None
         try:
             async with metrics_served(metrics, config.observability.metrics):
-                await _hold_until_asked(hold_claim(config.scheduler, claim, rendezvous, tls), shutdown)
+                await _hold_until_asked(
+                    hold_claim(config.scheduler, claim, rendezvous, tls),
+                    shutdown,
+                    lambda: ask_to_leave(config.scheduler, claim, timeout_s=shutdown.grace_s, tls=tls),
+                )
         finally:
             await server.set_ready(ready=False)
-            await engine.close(shutdown.grace_s)
+            await engine.close(shutdown.remaining_s)
             await server.stop(1.0)
             if tracer is not None:
                 await tracer.close()
 
 
-async def _hold_until_asked(claim: Coroutine[None, None, None], shutdown: Shutdown) -> None:
+async def _hold_until_asked(
+    claim: Coroutine[None, None, None], shutdown: Shutdown, leave: Callable[[], Awaitable[None]]
+) -> None:
+    """Hold the claim until asked to leave, and on until ``leave`` lets go."""
     holding = asyncio.create_task(claim)
     asked = asyncio.create_task(shutdown.wait())
     try:
         await asyncio.wait({holding, asked}, return_when=asyncio.FIRST_COMPLETED)
         if holding.done():
             holding.result()
+        get_logger().info("draining", grace_s=shutdown.grace_s)
+        await leave()
     finally:
         for task in (holding, asked):
             task.cancel()

@@ -17,7 +17,7 @@ from grpc import aio
 from shared.codec.joining import registration_to_pb
 from shared.errors import AlreadyClaimedError, ConfigError
 from shared.log import get_logger
-from shared.pb import worker_pb2_grpc
+from shared.pb import worker_pb2, worker_pb2_grpc
 from shared.rpc import connect
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from shared.messages import Registration
     from shared.tls import TlsCredentials
 
-__all__ = ["hold_claim"]
+__all__ = ["ask_to_leave", "hold_claim"]
 
 _BACK_OFF_S = (0.1, 5.0)
 """First and longest pause between two attempts."""
@@ -73,3 +73,15 @@ async def hold_claim(
             )
         await asyncio.sleep(pause * random.uniform(0.5, 1.0))  # noqa: S311 - jitter, not a secret
         pause = min(2 * pause, _BACK_OFF_S[1])
+
+
+async def ask_to_leave(
+    scheduler: str, claim: Registration, *, timeout_s: float, tls: TlsCredentials | None = None
+) -> None:
+    """Return once the engine needs this worker no more, or after ``timeout_s``: it may leave then in any case."""
+    request = worker_pb2.LeaveRequest(stage=claim.stage, tp_rank=claim.tp_rank)
+    try:
+        async with connect(scheduler, tls) as channel:
+            await worker_pb2_grpc.WorkerRegistryStub(channel).Leave(request, timeout=timeout_s)
+    except aio.AioRpcError as failure:
+        get_logger().info("leaving_unasked", scheduler=scheduler, cause=failure.details() or failure.code().name)

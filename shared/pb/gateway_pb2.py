@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from shared.pb import common_pb2 as shared_dot_pb_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17shared/pb/gateway.proto\x12\x07orca.v1\x1a\x16shared/pb/common.proto\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\"\x89\x01\n\x08Guidance\x12\x15\n\x0bjson_object\x18\x01 \x01(\x08H\x00\x12\x15\n\x0bjson_schema\x18\x02 \x01(\tH\x00\x12\x0f\n\x05regex\x18\x03 \x01(\tH\x00\x12#\n\x07\x63hoices\x18\x04 \x01(\x0b\x32\x10.orca.v1.ChoicesH\x00\x12\x11\n\x07grammar\x18\x05 \x01(\tH\x00\x42\x06\n\x04kind\"\x18\n\x07\x43hoices\x12\r\n\x05texts\x18\x01 \x03(\t\"\xa3\x02\n\x11GenerationOptions\x12\x17\n\nmax_tokens\x18\x01 \x01(\x05H\x00\x88\x01\x01\x12)\n\x08sampling\x18\x02 \x01(\x0b\x32\x17.orca.v1.SamplingParams\x12\x16\n\x0estop_token_ids\x18\x03 \x03(\r\x12\x12\n\nignore_eos\x18\x04 \x01(\x08\x12\x0c\n\x04stop\x18\x05 \x03(\t\x12\x0e\n\x01n\x18\x06 \x01(\rH\x01\x88\x01\x01\x12\x14\n\x07\x62\x65st_of\x18\x07 \x01(\rH\x02\x88\x01\x01\x12#\n\x08guidance\x18\x08 \x01(\x0b\x32\x11.orca.v1.Guidance\x12\x16\n\ttimeout_s\x18\t \x01(\x01H\x03\x88\x01\x01\x42\r\n\x0b_max_tokensB\x04\n\x02_nB\n\n\x08_best_ofB\x0c\n\n_timeout_s\"H\n\x06Prompt\x12\x0e\n\x04text\x18\x01 \x01(\tH\x00\x12&\n\ttoken_ids\x18\x02 \x01(\x0b\x32\x11.orca.v1.TokenIdsH\x00\x42\x06\n\x04kind\"\x82\x01\n\x0fGenerateRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12 \n\x07prompts\x18\x02 \x03(\x0b\x32\x0f.orca.v1.Prompt\x12+\n\x07options\x18\x03 \x01(\x0b\x32\x1a.orca.v1.GenerationOptions\x12\x0c\n\x04\x65\x63ho\x18\x04 \x01(\x08\"7\n\x08ToolCall\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x11\n\targuments\x18\x03 \x01(\t\"w\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\x12%\n\ntool_calls\x18\x03 \x03(\x0b\x32\x11.orca.v1.ToolCall\x12\x14\n\x0ctool_call_id\x18\x04 \x01(\t\x12\x0c\n\x04name\x18\x05 \x01(\t\"=\n\x04Tool\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0b\x64\x65scription\x18\x02 \x01(\t\x12\x12\n\nparameters\x18\x03 \x01(\t\"X\n\nToolChoice\x12\x0e\n\x04\x61uto\x18\x01 \x01(\x08H\x00\x12\x0e\n\x04none\x18\x02 \x01(\x08H\x00\x12\x12\n\x08required\x18\x03 \x01(\x08H\x00\x12\x0e\n\x04name\x18\x04 \x01(\tH\x00\x42\x06\n\x04kind\"\xde\x01\n\x0b\x43hatRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12&\n\x08messages\x18\x02 \x03(\x0b\x32\x14.orca.v1.ChatMessage\x12+\n\x07options\x18\x03 \x01(\x0b\x32\x1a.orca.v1.GenerationOptions\x12\x1c\n\x05tools\x18\x04 \x03(\x0b\x32\r.orca.v1.Tool\x12(\n\x0btool_choice\x18\x05 \x01(\x0b\x32\x13.orca.v1.ToolChoice\x12\x1e\n\x16\x63ontinue_final_message\x18\x06 \x01(\x08\"X\n\x05Usage\x12\x19\n\x11num_prompt_tokens\x18\x01 \x01(\r\x12\x19\n\x11num_output_tokens\x18\x02 \x01(\r\x12\x19\n\x11num_cached_tokens\x18\x03 \x01(\r\"\x81\x02\n\x06\x46inish\x12%\n\x06reason\x18\x01 \x01(\x0e\x32\x15.orca.v1.FinishReason\x12\x11\n\x04stop\x18\x02 \x01(\tH\x00\x88\x01\x01\x12\x1a\n\rstop_token_id\x18\x03 \x01(\rH\x01\x88\x01\x01\x12\x19\n\x11num_output_tokens\x18\x04 \x01(\r\x12\x10\n\x08queue_ms\x18\x05 \x01(\x01\x12\x12\n\nprefill_ms\x18\x06 \x01(\x01\x12\x11\n\tdecode_ms\x18\x07 \x01(\x01\x12\x19\n\x11num_cached_tokens\x18\x08 \x01(\r\x12\x17\n\x0fnum_preemptions\x18\t \x01(\rB\x07\n\x05_stopB\x10\n\x0e_stop_token_id\"S\n\nTopLogprob\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\r\n\x05token\x18\x02 \x01(\t\x12\x13\n\x0btoken_bytes\x18\x03 \x01(\x0c\x12\x0f\n\x07logprob\x18\x04 \x01(\x02\"\x88\x01\n\x0cTokenLogprob\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\r\n\x05token\x18\x02 \x01(\t\x12\x13\n\x0btoken_bytes\x18\x03 \x01(\x0c\x12\x14\n\x07logprob\x18\x04 \x01(\x02H\x00\x88\x01\x01\x12 \n\x03top\x18\x05 \x03(\x0b\x32\x13.orca.v1.TopLogprobB\n\n\x08_logprob\"Q\n\rToolCallDelta\x12\r\n\x05index\x18\x01 \x01(\r\x12\n\n\x02id\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t\x12\x17\n\x0f\x61rguments_delta\x18\x04 \x01(\t\"\x85\x02\n\x10GenerateResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06\x63hoice\x18\x02 \x01(\r\x12\x12\n\ntext_delta\x18\x03 \x01(\t\x12\x11\n\ttoken_ids\x18\x04 \x03(\r\x12\'\n\x08logprobs\x18\x05 \x03(\x0b\x32\x15.orca.v1.TokenLogprob\x12\x11\n\tis_prompt\x18\x06 \x01(\x08\x12*\n\ntool_calls\x18\x07 \x03(\x0b\x32\x16.orca.v1.ToolCallDelta\x12\x1f\n\x06\x66inish\x18\x08 \x01(\x0b\x32\x0f.orca.v1.Finish\x12\x1d\n\x05usage\x18\t \x01(\x0b\x32\x0e.orca.v1.Usage\"W\n\x0fTokenizeRequest\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x1f\n\x12\x61\x64\x64_special_tokens\x18\x02 \x01(\x08H\x00\x88\x01\x01\x42\x15\n\x13_add_special_tokens\"%\n\x10TokenizeResponse\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\"&\n\x11\x44\x65tokenizeRequest\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\"\"\n\x12\x44\x65tokenizeResponse\x12\x0c\n\x04text\x18\x01 \x01(\t\"\x15\n\x13GetModelInfoRequest\"m\n\x14GetModelInfoResponse\x12#\n\x06\x65ngine\x18\x01 \x01(\x0b\x32\x13.orca.v1.EngineInfo\x12\x15\n\reos_token_ids\x18\x02 \x03(\r\x12\x19\n\x11has_chat_template\x18\x03 \x01(\x08\"\x12\n\x10GetStatusRequest\"X\n\x11GetStatusResponse\x12%\n\x06status\x18\x01 \x01(\x0b\x32\x15.orca.v1.EngineStatus\x12\x1c\n\x14num_gateway_requests\x18\x02 \x01(\r\"<\n\x10WatchMeshRequest\x12\x18\n\x0binterval_ms\x18\x01 \x01(\rH\x00\x88\x01\x01\x42\x0e\n\x0c_interval_ms\"i\n\x0cMeshSnapshot\x12\'\n\x06\x65ngine\x18\x01 \x01(\x0b\x32\x17.orca.v1.EngineSnapshot\x12\x12\n\ngateway_id\x18\x02 \x01(\t\x12\x1c\n\x14num_gateway_requests\x18\x03 \x01(\r2\xe1\x03\n\x07Gateway\x12\x41\n\x08Generate\x12\x18.orca.v1.GenerateRequest\x1a\x19.orca.v1.GenerateResponse0\x01\x12\x39\n\x04\x43hat\x12\x14.orca.v1.ChatRequest\x1a\x19.orca.v1.GenerateResponse0\x01\x12?\n\x08Tokenize\x12\x18.orca.v1.TokenizeRequest\x1a\x19.orca.v1.TokenizeResponse\x12\x45\n\nDetokenize\x12\x1a.orca.v1.DetokenizeRequest\x1a\x1b.orca.v1.DetokenizeResponse\x12K\n\x0cGetModelInfo\x12\x1c.orca.v1.GetModelInfoRequest\x1a\x1d.orca.v1.GetModelInfoResponse\x12\x42\n\tGetStatus\x12\x19.orca.v1.GetStatusRequest\x1a\x1a.orca.v1.GetStatusResponse\x12?\n\tWatchMesh\x12\x19.orca.v1.WatchMeshRequest\x1a\x15.orca.v1.MeshSnapshot0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17shared/pb/gateway.proto\x12\x07orca.v1\x1a\x16shared/pb/common.proto\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\"\x89\x01\n\x08Guidance\x12\x15\n\x0bjson_object\x18\x01 \x01(\x08H\x00\x12\x15\n\x0bjson_schema\x18\x02 \x01(\tH\x00\x12\x0f\n\x05regex\x18\x03 \x01(\tH\x00\x12#\n\x07\x63hoices\x18\x04 \x01(\x0b\x32\x10.orca.v1.ChoicesH\x00\x12\x11\n\x07grammar\x18\x05 \x01(\tH\x00\x42\x06\n\x04kind\"\x18\n\x07\x43hoices\x12\r\n\x05texts\x18\x01 \x03(\t\"\xa3\x02\n\x11GenerationOptions\x12\x17\n\nmax_tokens\x18\x01 \x01(\x05H\x00\x88\x01\x01\x12)\n\x08sampling\x18\x02 \x01(\x0b\x32\x17.orca.v1.SamplingParams\x12\x16\n\x0estop_token_ids\x18\x03 \x03(\r\x12\x12\n\nignore_eos\x18\x04 \x01(\x08\x12\x0c\n\x04stop\x18\x05 \x03(\t\x12\x0e\n\x01n\x18\x06 \x01(\rH\x01\x88\x01\x01\x12\x14\n\x07\x62\x65st_of\x18\x07 \x01(\rH\x02\x88\x01\x01\x12#\n\x08guidance\x18\x08 \x01(\x0b\x32\x11.orca.v1.Guidance\x12\x16\n\ttimeout_s\x18\t \x01(\x01H\x03\x88\x01\x01\x42\r\n\x0b_max_tokensB\x04\n\x02_nB\n\n\x08_best_ofB\x0c\n\n_timeout_s\"H\n\x06Prompt\x12\x0e\n\x04text\x18\x01 \x01(\tH\x00\x12&\n\ttoken_ids\x18\x02 \x01(\x0b\x32\x11.orca.v1.TokenIdsH\x00\x42\x06\n\x04kind\"\x82\x01\n\x0fGenerateRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12 \n\x07prompts\x18\x02 \x03(\x0b\x32\x0f.orca.v1.Prompt\x12+\n\x07options\x18\x03 \x01(\x0b\x32\x1a.orca.v1.GenerationOptions\x12\x0c\n\x04\x65\x63ho\x18\x04 \x01(\x08\"7\n\x08ToolCall\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x11\n\targuments\x18\x03 \x01(\t\"w\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\x12%\n\ntool_calls\x18\x03 \x03(\x0b\x32\x11.orca.v1.ToolCall\x12\x14\n\x0ctool_call_id\x18\x04 \x01(\t\x12\x0c\n\x04name\x18\x05 \x01(\t\"=\n\x04Tool\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0b\x64\x65scription\x18\x02 \x01(\t\x12\x12\n\nparameters\x18\x03 \x01(\t\"X\n\nToolChoice\x12\x0e\n\x04\x61uto\x18\x01 \x01(\x08H\x00\x12\x0e\n\x04none\x18\x02 \x01(\x08H\x00\x12\x12\n\x08required\x18\x03 \x01(\x08H\x00\x12\x0e\n\x04name\x18\x04 \x01(\tH\x00\x42\x06\n\x04kind\"\x98\x02\n\x0b\x43hatRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12&\n\x08messages\x18\x02 \x03(\x0b\x32\x14.orca.v1.ChatMessage\x12+\n\x07options\x18\x03 \x01(\x0b\x32\x1a.orca.v1.GenerationOptions\x12\x1c\n\x05tools\x18\x04 \x03(\x0b\x32\r.orca.v1.Tool\x12(\n\x0btool_choice\x18\x05 \x01(\x0b\x32\x13.orca.v1.ToolChoice\x12\x1e\n\x16\x63ontinue_final_message\x18\x06 \x01(\x08\x12 \n\x13parallel_tool_calls\x18\x07 \x01(\x08H\x00\x88\x01\x01\x42\x16\n\x14_parallel_tool_calls\"X\n\x05Usage\x12\x19\n\x11num_prompt_tokens\x18\x01 \x01(\r\x12\x19\n\x11num_output_tokens\x18\x02 \x01(\r\x12\x19\n\x11num_cached_tokens\x18\x03 \x01(\r\"\x81\x02\n\x06\x46inish\x12%\n\x06reason\x18\x01 \x01(\x0e\x32\x15.orca.v1.FinishReason\x12\x11\n\x04stop\x18\x02 \x01(\tH\x00\x88\x01\x01\x12\x1a\n\rstop_token_id\x18\x03 \x01(\rH\x01\x88\x01\x01\x12\x19\n\x11num_output_tokens\x18\x04 \x01(\r\x12\x10\n\x08queue_ms\x18\x05 \x01(\x01\x12\x12\n\nprefill_ms\x18\x06 \x01(\x01\x12\x11\n\tdecode_ms\x18\x07 \x01(\x01\x12\x19\n\x11num_cached_tokens\x18\x08 \x01(\r\x12\x17\n\x0fnum_preemptions\x18\t \x01(\rB\x07\n\x05_stopB\x10\n\x0e_stop_token_id\"S\n\nTopLogprob\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\r\n\x05token\x18\x02 \x01(\t\x12\x13\n\x0btoken_bytes\x18\x03 \x01(\x0c\x12\x0f\n\x07logprob\x18\x04 \x01(\x02\"\x88\x01\n\x0cTokenLogprob\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\r\n\x05token\x18\x02 \x01(\t\x12\x13\n\x0btoken_bytes\x18\x03 \x01(\x0c\x12\x14\n\x07logprob\x18\x04 \x01(\x02H\x00\x88\x01\x01\x12 \n\x03top\x18\x05 \x03(\x0b\x32\x13.orca.v1.TopLogprobB\n\n\x08_logprob\"Q\n\rToolCallDelta\x12\r\n\x05index\x18\x01 \x01(\r\x12\n\n\x02id\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t\x12\x17\n\x0f\x61rguments_delta\x18\x04 \x01(\t\"\x85\x02\n\x10GenerateResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06\x63hoice\x18\x02 \x01(\r\x12\x12\n\ntext_delta\x18\x03 \x01(\t\x12\x11\n\ttoken_ids\x18\x04 \x03(\r\x12\'\n\x08logprobs\x18\x05 \x03(\x0b\x32\x15.orca.v1.TokenLogprob\x12\x11\n\tis_prompt\x18\x06 \x01(\x08\x12*\n\ntool_calls\x18\x07 \x03(\x0b\x32\x16.orca.v1.ToolCallDelta\x12\x1f\n\x06\x66inish\x18\x08 \x01(\x0b\x32\x0f.orca.v1.Finish\x12\x1d\n\x05usage\x18\t \x01(\x0b\x32\x0e.orca.v1.Usage\"W\n\x0fTokenizeRequest\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x1f\n\x12\x61\x64\x64_special_tokens\x18\x02 \x01(\x08H\x00\x88\x01\x01\x42\x15\n\x13_add_special_tokens\"%\n\x10TokenizeResponse\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\"&\n\x11\x44\x65tokenizeRequest\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\"\"\n\x12\x44\x65tokenizeResponse\x12\x0c\n\x04text\x18\x01 \x01(\t\"\x15\n\x13GetModelInfoRequest\"m\n\x14GetModelInfoResponse\x12#\n\x06\x65ngine\x18\x01 \x01(\x0b\x32\x13.orca.v1.EngineInfo\x12\x15\n\reos_token_ids\x18\x02 \x03(\r\x12\x19\n\x11has_chat_template\x18\x03 \x01(\x08\"\x12\n\x10GetStatusRequest\"X\n\x11GetStatusResponse\x12%\n\x06status\x18\x01 \x01(\x0b\x32\x15.orca.v1.EngineStatus\x12\x1c\n\x14num_gateway_requests\x18\x02 \x01(\r\"<\n\x10WatchMeshRequest\x12\x18\n\x0binterval_ms\x18\x01 \x01(\rH\x00\x88\x01\x01\x42\x0e\n\x0c_interval_ms\"i\n\x0cMeshSnapshot\x12\'\n\x06\x65ngine\x18\x01 \x01(\x0b\x32\x17.orca.v1.EngineSnapshot\x12\x12\n\ngateway_id\x18\x02 \x01(\t\x12\x1c\n\x14num_gateway_requests\x18\x03 \x01(\r2\xe1\x03\n\x07Gateway\x12\x41\n\x08Generate\x12\x18.orca.v1.GenerateRequest\x1a\x19.orca.v1.GenerateResponse0\x01\x12\x39\n\x04\x43hat\x12\x14.orca.v1.ChatRequest\x1a\x19.orca.v1.GenerateResponse0\x01\x12?\n\x08Tokenize\x12\x18.orca.v1.TokenizeRequest\x1a\x19.orca.v1.TokenizeResponse\x12\x45\n\nDetokenize\x12\x1a.orca.v1.DetokenizeRequest\x1a\x1b.orca.v1.DetokenizeResponse\x12K\n\x0cGetModelInfo\x12\x1c.orca.v1.GetModelInfoRequest\x1a\x1d.orca.v1.GetModelInfoResponse\x12\x42\n\tGetStatus\x12\x19.orca.v1.GetStatusRequest\x1a\x1a.orca.v1.GetStatusResponse\x12?\n\tWatchMesh\x12\x19.orca.v1.WatchMeshRequest\x1a\x15.orca.v1.MeshSnapshot0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -53,39 +53,39 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_TOOLCHOICE']._serialized_start=993
   _globals['_TOOLCHOICE']._serialized_end=1081
   _globals['_CHATREQUEST']._serialized_start=1084
-  _globals['_CHATREQUEST']._serialized_end=1306
-  _globals['_USAGE']._serialized_start=1308
-  _globals['_USAGE']._serialized_end=1396
-  _globals['_FINISH']._serialized_start=1399
-  _globals['_FINISH']._serialized_end=1656
-  _globals['_TOPLOGPROB']._serialized_start=1658
-  _globals['_TOPLOGPROB']._serialized_end=1741
-  _globals['_TOKENLOGPROB']._serialized_start=1744
-  _globals['_TOKENLOGPROB']._serialized_end=1880
-  _globals['_TOOLCALLDELTA']._serialized_start=1882
-  _globals['_TOOLCALLDELTA']._serialized_end=1963
-  _globals['_GENERATERESPONSE']._serialized_start=1966
-  _globals['_GENERATERESPONSE']._serialized_end=2227
-  _globals['_TOKENIZEREQUEST']._serialized_start=2229
-  _globals['_TOKENIZEREQUEST']._serialized_end=2316
-  _globals['_TOKENIZERESPONSE']._serialized_start=2318
-  _globals['_TOKENIZERESPONSE']._serialized_end=2355
-  _globals['_DETOKENIZEREQUEST']._serialized_start=2357
-  _globals['_DETOKENIZEREQUEST']._serialized_end=2395
-  _globals['_DETOKENIZERESPONSE']._serialized_start=2397
-  _globals['_DETOKENIZERESPONSE']._serialized_end=2431
-  _globals['_GETMODELINFOREQUEST']._serialized_start=2433
-  _globals['_GETMODELINFOREQUEST']._serialized_end=2454
-  _globals['_GETMODELINFORESPONSE']._serialized_start=2456
-  _globals['_GETMODELINFORESPONSE']._serialized_end=2565
-  _globals['_GETSTATUSREQUEST']._serialized_start=2567
-  _globals['_GETSTATUSREQUEST']._serialized_end=2585
-  _globals['_GETSTATUSRESPONSE']._serialized_start=2587
-  _globals['_GETSTATUSRESPONSE']._serialized_end=2675
-  _globals['_WATCHMESHREQUEST']._serialized_start=2677
-  _globals['_WATCHMESHREQUEST']._serialized_end=2737
-  _globals['_MESHSNAPSHOT']._serialized_start=2739
-  _globals['_MESHSNAPSHOT']._serialized_end=2844
-  _globals['_GATEWAY']._serialized_start=2847
-  _globals['_GATEWAY']._serialized_end=3328
+  _globals['_CHATREQUEST']._serialized_end=1364
+  _globals['_USAGE']._serialized_start=1366
+  _globals['_USAGE']._serialized_end=1454
+  _globals['_FINISH']._serialized_start=1457
+  _globals['_FINISH']._serialized_end=1714
+  _globals['_TOPLOGPROB']._serialized_start=1716
+  _globals['_TOPLOGPROB']._serialized_end=1799
+  _globals['_TOKENLOGPROB']._serialized_start=1802
+  _globals['_TOKENLOGPROB']._serialized_end=1938
+  _globals['_TOOLCALLDELTA']._serialized_start=1940
+  _globals['_TOOLCALLDELTA']._serialized_end=2021
+  _globals['_GENERATERESPONSE']._serialized_start=2024
+  _globals['_GENERATERESPONSE']._serialized_end=2285
+  _globals['_TOKENIZEREQUEST']._serialized_start=2287
+  _globals['_TOKENIZEREQUEST']._serialized_end=2374
+  _globals['_TOKENIZERESPONSE']._serialized_start=2376
+  _globals['_TOKENIZERESPONSE']._serialized_end=2413
+  _globals['_DETOKENIZEREQUEST']._serialized_start=2415
+  _globals['_DETOKENIZEREQUEST']._serialized_end=2453
+  _globals['_DETOKENIZERESPONSE']._serialized_start=2455
+  _globals['_DETOKENIZERESPONSE']._serialized_end=2489
+  _globals['_GETMODELINFOREQUEST']._serialized_start=2491
+  _globals['_GETMODELINFOREQUEST']._serialized_end=2512
+  _globals['_GETMODELINFORESPONSE']._serialized_start=2514
+  _globals['_GETMODELINFORESPONSE']._serialized_end=2623
+  _globals['_GETSTATUSREQUEST']._serialized_start=2625
+  _globals['_GETSTATUSREQUEST']._serialized_end=2643
+  _globals['_GETSTATUSRESPONSE']._serialized_start=2645
+  _globals['_GETSTATUSRESPONSE']._serialized_end=2733
+  _globals['_WATCHMESHREQUEST']._serialized_start=2735
+  _globals['_WATCHMESHREQUEST']._serialized_end=2795
+  _globals['_MESHSNAPSHOT']._serialized_start=2797
+  _globals['_MESHSNAPSHOT']._serialized_end=2902
+  _globals['_GATEWAY']._serialized_start=2905
+  _globals['_GATEWAY']._serialized_end=3386
 # @@protoc_insertion_point(module_scope)

@@ -40,6 +40,11 @@ class WorkerRegistryStub:
                 request_serializer=shared_dot_pb_dot_worker__pb2.RegisterRequest.SerializeToString,
                 response_deserializer=shared_dot_pb_dot_worker__pb2.RegistryEvent.FromString,
                 _registered_method=True)
+        self.Leave = channel.unary_unary(
+                '/orca.v1.WorkerRegistry/Leave',
+                request_serializer=shared_dot_pb_dot_worker__pb2.LeaveRequest.SerializeToString,
+                response_deserializer=shared_dot_pb_dot_worker__pb2.LeaveResponse.FromString,
+                _registered_method=True)
 
 
 class WorkerRegistryServicer:
@@ -53,6 +58,14 @@ class WorkerRegistryServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Leave(self, request, context):
+        """Asks to leave. The engine takes no new requests from here on; the answer comes once it has nothing more to do, so that the
+        worker interrupts nobody. The claim goes on until its stream ends.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_WorkerRegistryServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -60,6 +73,11 @@ def add_WorkerRegistryServicer_to_server(servicer, server):
                     servicer.Register,
                     request_deserializer=shared_dot_pb_dot_worker__pb2.RegisterRequest.FromString,
                     response_serializer=shared_dot_pb_dot_worker__pb2.RegistryEvent.SerializeToString,
+            ),
+            'Leave': grpc.unary_unary_rpc_method_handler(
+                    servicer.Leave,
+                    request_deserializer=shared_dot_pb_dot_worker__pb2.LeaveRequest.FromString,
+                    response_serializer=shared_dot_pb_dot_worker__pb2.LeaveResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -90,6 +108,33 @@ class WorkerRegistry:
             '/orca.v1.WorkerRegistry/Register',
             shared_dot_pb_dot_worker__pb2.RegisterRequest.SerializeToString,
             shared_dot_pb_dot_worker__pb2.RegistryEvent.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Leave(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/orca.v1.WorkerRegistry/Leave',
+            shared_dot_pb_dot_worker__pb2.LeaveRequest.SerializeToString,
+            shared_dot_pb_dot_worker__pb2.LeaveResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -37,6 +37,10 @@ class WorkerRegistryStub:
     def __new__(cls, channel: _aio.Channel) -> WorkerRegistryAsyncStub: ...
     Register: _grpc.UnaryStreamMultiCallable[_worker_pb2.RegisterRequest, _worker_pb2.RegistryEvent]
     """Claims a rank. The stream lives as long as the claim: either side sees at once that the other is gone."""
+    Leave: _grpc.UnaryUnaryMultiCallable[_worker_pb2.LeaveRequest, _worker_pb2.LeaveResponse]
+    """Asks to leave. The engine takes no new requests from here on; the answer comes once it has nothing more to do, so that the
+    worker interrupts nobody. The claim goes on until its stream ends.
+    """
 
 @_typing.type_check_only
 class WorkerRegistryAsyncStub(WorkerRegistryStub):
@@ -45,6 +49,10 @@ class WorkerRegistryAsyncStub(WorkerRegistryStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     Register: _aio.UnaryStreamMultiCallable[_worker_pb2.RegisterRequest, _worker_pb2.RegistryEvent]  # type: ignore[assignment]
     """Claims a rank. The stream lives as long as the claim: either side sees at once that the other is gone."""
+    Leave: _aio.UnaryUnaryMultiCallable[_worker_pb2.LeaveRequest, _worker_pb2.LeaveResponse]  # type: ignore[assignment]
+    """Asks to leave. The engine takes no new requests from here on; the answer comes once it has nothing more to do, so that the
+    worker interrupts nobody. The claim goes on until its stream ends.
+    """
 
 class WorkerRegistryServicer(metaclass=_abc_1.ABCMeta):
     """Served by the scheduler. Workers come here first."""
@@ -56,6 +64,16 @@ class WorkerRegistryServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_worker_pb2.RegistryEvent], _abc.AsyncIterator[_worker_pb2.RegistryEvent]]:
         """Claims a rank. The stream lives as long as the claim: either side sees at once that the other is gone."""
+
+    @_abc_1.abstractmethod
+    def Leave(
+        self,
+        request: _worker_pb2.LeaveRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_worker_pb2.LeaveResponse, _abc.Awaitable[_worker_pb2.LeaveResponse]]:
+        """Asks to leave. The engine takes no new requests from here on; the answer comes once it has nothing more to do, so that the
+        worker interrupts nobody. The claim goes on until its stream ends.
+        """
 
 def add_WorkerRegistryServicer_to_server(servicer: WorkerRegistryServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
 
