@@ -172,6 +172,8 @@ class ChatRequest:
     continue_final_message: bool = False
     """The output goes on with the last message, which is the assistant's, rather than answering it."""
     request_id: str = ""
+    parallel_tool_calls: bool = True
+    """False: an output has one call at most, and ends with it whatever else would keep it going."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,8 @@
 """One output of a request, from the tokens of its sequence to what the client sees of it.
 
-Knows how an output ends: by a stop string, which is found here and cancels the sequence, by a token or the limit, which
-the scheduler finds, or by a failure, which never looks like one of these. Does not wait: `News` says when to look.
+Knows how an output ends: by a stop string or by the only call of a tool that it may have, which are found here and
+cancel the sequence, by a token or the limit, which the scheduler finds, or by a failure, which never looks like one of
+these. Does not wait: `News` says when to look.
 """
 
 from __future__ import annotations
@@ -56,10 +57,14 @@ class Candidate:
         self._tool_calls = tool_calls
         self._has_tool_calls = False
         self._stop: str | int | None = None
+        self._is_over = False
+        """The output has ended, whatever still comes of its sequence."""
         num_logprobs = stream.job.sampling.num_logprobs
         self._has_logprobs = num_logprobs is not None
         self._most = None if num_logprobs is None else max(1, MAX_ENTRIES // (1 + num_logprobs))
         """Tokens of one delta; log probabilities are heavy."""
+        if tool_calls is not None and tool_calls.only_one:
+            self._most = 1  # it ends with the token that completes the call, however tokens come in
         self._logprobs: deque[TokenLogprobs] = deque()
         """Of the tokens that the detokenizer holds back."""
 
@@ -70,7 +75,7 @@ class Candidate:
         if self._echo is not None:
             return self._advance_echo()
         new, logprobs, ended = self.stream.take(self._most)
-        if isinstance(self._stop, str):  # the text has ended; what still comes is not part of it
+        if self._is_over:
             return None if ended is None else self._delta("", [], [], ended)
         self._logprobs.extend(logprobs)
         # A stop token is an id of the output, not text of it.
@@ -78,8 +83,7 @@ class Candidate:
         text, ids, parts = self._detokenizer.push(new)
         if self._detokenizer.stop is not None:
             self._stop = self._detokenizer.stop
-            if ended is None:
-                self._cancel(self.stream)
+            self._end(ended)
         else:
             if ended is not None:
                 _check_failure(ended)
@@ -106,12 +110,21 @@ class Candidate:
         self._echo = None
         return self.advance()
 
+    def _end(self, ended: Ended | None) -> None:
+        self._is_over = True
+        if ended is None:
+            self._cancel(self.stream)
+
     def _delta(self, text: str, ids: list[int], parts: list[bytes], ended: Ended | None) -> Delta | None:
-        self.num_output_tokens += len(ids)
-        logprobs = self._entries(ids, parts) if self._has_logprobs else ()
         calls: tuple[ToolCallDelta, ...] = ()
         if self._tool_calls is not None:
             text, calls = self._parse(self._tool_calls, text, final=ended is not None)
+            if self._tool_calls.is_over and not self._is_over:
+                rest = self._detokenizer.finish()  # of the token that completed the call
+                ids, parts = ids + rest.token_ids, parts + rest.token_bytes
+                self._end(ended)
+        self.num_output_tokens += len(ids)
+        logprobs = self._entries(ids, parts) if self._has_logprobs else ()
         if ended is not None:
             self.finish = self._finish(ended)
         elif not (text or ids or calls):
@@ -134,7 +147,7 @@ class Candidate:
 
     def _finish(self, ended: Ended) -> Finish:
         timings = self.stream.timings(ended)
-        reason = FinishReason.STOP if isinstance(self._stop, str) else ended.reason
+        reason = FinishReason.STOP if self._is_over else ended.reason
         if self._has_tool_calls and reason is FinishReason.STOP:
             reason = FinishReason.TOOL_CALLS
         return Finish(

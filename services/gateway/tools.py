@@ -60,6 +60,8 @@ class ToolUse:
     """Special tokens that `parser` must see in the text of the output, and how they are spelled there."""
     guidance: Guidance | None
     """What forces a call; None leaves it to the model."""
+    only_one: bool = False
+    """The output ends with its first call."""
 
     def descriptions(self) -> list[dict[str, Any]]:
         """For `ChatTemplate.render`."""
@@ -67,7 +69,7 @@ class ToolUse:
 
     def parser(self) -> ToolCallParser:
         """For the text of one output."""
-        return ToolCallParser(self.form, {tool.name for tool in self.tools}, self._new_id)
+        return ToolCallParser(self.form, {tool.name for tool in self.tools}, self._new_id, only_one=self.only_one)
 
     def _new_id(self) -> str:
         # Mistral's templates refuse any other length when the call comes back.
@@ -101,7 +103,9 @@ def tool_use(request: ChatRequest, text: ModelText) -> ToolUse | None:
         for token_id, spelling in tokenizer.special_tokens.items()
         if spelling in {form.opening, form.closing}
     }
-    return ToolUse(tools, form, markers, tool_guidance(tools, choice, form, tokenizer))
+    only_one = not request.parallel_tool_calls
+    guidance = tool_guidance(tools, choice, form, tokenizer, max_calls=1 if only_one else MAX_CALLS)
+    return ToolUse(tools, form, markers, guidance, only_one)
 
 
 def parse_tools(tools: Sequence[Tool]) -> tuple[FunctionTool, ...]:
@@ -160,20 +164,24 @@ def _format_of(template: ChatTemplate) -> ToolCallFormat:
 
 
 def tool_guidance(
-    tools: Sequence[FunctionTool], choice: ToolChoice, form: ToolCallFormat, tokenizer: Tokenizer
+    tools: Sequence[FunctionTool],
+    choice: ToolChoice,
+    form: ToolCallFormat,
+    tokenizer: Tokenizer,
+    *,
+    max_calls: int = MAX_CALLS,
 ) -> Guidance | None:
     """What forces a model to call one of ``tools``, in its own notation; None where the choice forces nothing.
 
-    REQUIRED allows up to 16 calls, NAMED one of the tool that is named. White space is as models are trained on it.
+    REQUIRED allows up to ``max_calls``, NAMED one of the tool that is named. White space is as models are trained on
+    it.
 
     Raises:
         InvalidRequestError: it becomes too large.
     """
     if choice.mode is ToolMode.NAMED:
         tools, max_calls = [tool for tool in tools if tool.name == choice.name], 1
-    elif choice.mode is ToolMode.REQUIRED:
-        max_calls = MAX_CALLS
-    else:
+    elif choice.mode is not ToolMode.REQUIRED:
         return None
     opening, closing = (_terminal(marker, tokenizer) for marker in (form.opening, form.closing))
     separator = json.dumps(", " if form.is_list else f"{form.separators} " if form.is_bare else "\n")

@@ -186,6 +186,7 @@ def chat_to_pb(request: ChatRequest) -> gateway_pb2.ChatRequest:
         ],
         tool_choice=_tool_choice_to_pb(request.tool_choice),
         continue_final_message=request.continue_final_message,
+        parallel_tool_calls=request.parallel_tool_calls,
     )
 
 
@@ -220,6 +221,7 @@ def chat_from_pb(message: gateway_pb2.ChatRequest) -> ChatRequest:
         tool_choice=ToolChoice() if mode is None else ToolChoice(ToolMode(mode), message.tool_choice.name),
         continue_final_message=message.continue_final_message,
         request_id=message.request_id,
+        parallel_tool_calls=message.parallel_tool_calls if message.HasField("parallel_tool_calls") else True,
     )
 
 

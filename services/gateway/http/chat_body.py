@@ -209,7 +209,8 @@ class ChatBody(GenerationBody):
     """Give so many of the most likely ones, too; needs ``logprobs``."""
     tools: list[ToolBody] | None = None
     tool_choice: ToolChoiceField = None
-    parallel_tool_calls: OnlyTrue = None
+    parallel_tool_calls: bool | None = None
+    """False: at most one call, which ends the output."""
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     """The output goes on with the last message, which is the assistant's, rather than answering it."""
@@ -258,6 +259,7 @@ class ChatBody(GenerationBody):
             tool_choice=self.tool_choice or ToolChoice(),
             continue_final_message=continues(self.add_generation_prompt, self.continue_final_message),
             request_id=request_id,
+            parallel_tool_calls=self.parallel_tool_calls is not False,
         )
 
     def _max_tokens(self) -> int | None:

@@ -77,12 +77,16 @@ class ToolCallParser:
         form: the notation.
         names: the tools there are; what calls another one is text.
         new_id: makes an id for a call.
+        only_one: what comes after the first call is dropped.
     """
 
-    def __init__(self, form: ToolCallFormat, names: Container[str], new_id: Callable[[], str]) -> None:
+    def __init__(
+        self, form: ToolCallFormat, names: Container[str], new_id: Callable[[], str], *, only_one: bool = False
+    ) -> None:
         self._form = form
         self._names = names
         self._new_id = new_id
+        self.only_one = only_one
         self._step: Callable[[], bool] = self._in_text
         """Reads some of the input; returns whether to go on, rather than to wait for more."""
         self._input = ""
@@ -99,6 +103,11 @@ class ToolCallParser:
         self._num_calls = 0
         self._text: list[str] = []
         self._deltas: list[ToolCallDelta] = []
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the only call that there may be has ended."""
+        return self._step == self._after_only_call
 
     def push(self, text: str) -> tuple[str, tuple[ToolCallDelta, ...]]:
         """Read on; return what is text, and what has come of calls."""
@@ -178,7 +187,9 @@ class ToolCallParser:
         self._give_call()
         is_over = self._object.is_complete or self._object.is_broken
         if self._is_call:
-            if self._object.is_complete:
+            if is_over and self.only_one:
+                self._step = self._after_only_call
+            elif self._object.is_complete:
                 self._step, self._is_blank = self._after_call, True
             elif self._object.is_broken:
                 self._step, self._is_blank = self._in_text, False
@@ -227,6 +238,10 @@ class ToolCallParser:
         self._input = rest
         self._step = self._in_text
         return True
+
+    def _after_only_call(self) -> bool:
+        self._input = ""
+        return False
 
     def _after_listed_call(self, rest: str) -> bool:
         if not rest:

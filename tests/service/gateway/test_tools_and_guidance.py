@@ -73,6 +73,33 @@ async def test_calls_are_taken_out_of_the_text(start_gateway: StartGateway, at_o
     assert len(set(ids)) == 2 * num_calls
 
 
+@pytest.mark.parametrize("at_once", [1, 7, 999])
+@pytest.mark.parametrize(("stop", "num_more"), [((), 0), (("}\n!",), 2)])
+async def test_an_output_that_may_have_one_call_ends_with_it(
+    start_gateway: StartGateway, at_once: int, stop: tuple[str, ...], num_more: int
+) -> None:
+    output = [*b"Let me see. ", *CALL, *CALL, EOS]
+    async with start_gateway(scheduler=large(), load=load) as gateway:
+        await gateway.health(serving=True)
+        async with forced(gateway.session, lambda _: output, at_once=at_once) as submits:
+            options = GenerateOptions(max_tokens=500, num_logprobs=0, min_tokens=200, stop=stop)
+            request = ChatRequest(QUESTION, options, tools=[WEATHER], parallel_tool_calls=False)
+            deltas = await collect(gateway.client.chat(request))
+        if at_once == 1:
+            assert await gateway.session.cancelled() == submits[0].handle
+    assert "".join(delta.text for delta in deltas) == "Let me see. "
+    pieces = [piece for delta in deltas for piece in delta.tool_calls]
+    assert {piece.index for piece in pieces} == {0}
+    assert json.loads("".join(piece.arguments for piece in pieces)) == {"city": "Ulm ä"}
+    shown = [token_id for delta in deltas for token_id in delta.token_ids]
+    # What might have become a stop string was held back with the end of the call.
+    assert shown == output[: output.index(ord("\n"), 30) + num_more]
+    assert [entry.token_id for delta in deltas for entry in delta.logprobs] == shown
+    finish = deltas[-1].finish
+    assert finish is not None
+    assert (finish.reason, finish.stop, finish.num_output_tokens) == (FinishReason.TOOL_CALLS, None, len(shown))
+
+
 async def test_a_call_that_breaks_off_is_no_end_of_its_own(start_gateway: StartGateway) -> None:
     async with start_gateway(scheduler=large(), load=load) as gateway:
         await gateway.health(serving=True)

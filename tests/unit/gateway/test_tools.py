@@ -106,6 +106,18 @@ def test_a_model_that_must_call_calls(
     assert num_calls == {1} if choice.mode is ToolMode.NAMED else max(num_calls) > 1
 
 
+@pytest.mark.parametrize("template", FORMS)
+def test_a_model_that_must_call_once_calls_once(tokenizer: Tokenizer, walker: GuidedWalker, template: str) -> None:
+    request = dataclasses.replace(_request(choice=ToolChoice(ToolMode.REQUIRED)), parallel_tool_calls=False)
+    use = _use(TEMPLATES[template], request, tokenizer)
+    assert use.only_one
+    assert use.guidance is not None
+    grammar = guidance_grammar(use.guidance)
+    all_calls = dataclasses.replace(use, only_one=False)
+    for seed in range(6):
+        assert len(_calls(all_calls, tokenizer, walker.write(grammar, seed, num_wild=150))) == 1
+
+
 def _shown(use: ToolUse, tokenizer: Tokenizer, ids: list[int]) -> str:
     detokenizer = Detokenizer(tokenizer, continues=True, markers=use.markers)
     return detokenizer.push(ids).text + detokenizer.finish().text

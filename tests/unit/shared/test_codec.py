@@ -267,6 +267,7 @@ chat_requests = st.builds(
     tool_choice=tool_choices,
     continue_final_message=st.booleans(),
     request_id=text,
+    parallel_tool_calls=st.booleans(),
 )
 finishes = st.builds(
     Finish,

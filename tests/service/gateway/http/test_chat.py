@@ -182,6 +182,9 @@ async def test_tools_and_their_choice(front: RunningFront) -> None:
     for mode in ("auto", "none", "required"):
         assert (await request_of(front, tools=[WEATHER], tool_choice=mode)).tool_choice.mode is ToolMode(mode)
     assert (await request_of(front, tools=[], tool_choice="none")).tools == ()
+    for parallel in (None, True, False):
+        asked = await request_of(front, tools=[WEATHER], parallel_tool_calls=parallel)
+        assert asked.parallel_tool_calls is (parallel is not False)
 
 
 @pytest.mark.parametrize(

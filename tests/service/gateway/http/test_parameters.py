@@ -207,7 +207,6 @@ async def test_unknown_fields_are_refused_as_openai_does(front: RunningFront, pa
         ("/v1/chat/completions", "function_call", None, "auto"),
         ("/v1/chat/completions", "reasoning_effort", "none", "high"),
         ("/v1/chat/completions", "verbosity", "medium", "low"),
-        ("/v1/chat/completions", "parallel_tool_calls", True, False),
         ("/v1/chat/completions", "store", False, True),
         ("/v1/chat/completions", "store", False, 0),
         ("/v1/chat/completions", "service_tier", "auto", "flex"),

@@ -171,6 +171,32 @@ def test_cuts_change_nothing_and_nothing_is_lost(form: ToolCallFormat, output: s
     assert all(letter in letters for letter in text)
 
 
+@pytest.mark.parametrize(
+    ("form", "output", "rest", "text", "arguments"),
+    [
+        (HERMES, 'So: <tool_call>{"name": "f"}', '</tool_call><tool_call>{"name": "f"}', "So: ", "{}"),
+        (HERMES, '<tool_call>{"name": "f", "arguments": {"a": 1}}', " and so on", "", '{"a": 1}'),
+        (HERMES, '<tool_call>{"name": "f", "arguments": {"a": ?', "}} and so on", "", '{"a": '),
+        (MISTRAL, '[TOOL_CALLS] [{"name": "f"}', ', {"name": "weather"}] ', "", "{}"),
+        (LLAMA3, '{"name": "f", "parameters": {}}', '; {"name": "weather", "parameters": {}}', "", "{}"),
+    ],
+)
+def test_where_there_may_be_one_call_all_ends_with_it(
+    form: ToolCallFormat, output: str, rest: str, text: str, arguments: str
+) -> None:
+    for pieces in (output, [output], [output + rest], [*output, *rest]):
+        parser = ToolCallParser(form, NAMES, lambda: "id", only_one=True)
+        results, read = [], ""
+        for piece in pieces:
+            assert parser.is_over == read.startswith(output)
+            results.append(parser.push(piece))
+            read += piece
+        assert parser.is_over
+        results.append(parser.finish())
+        assert "".join(text for text, _ in results) == text
+        assert _joined([delta for _, deltas in results for delta in deltas]) == [("id", "f", arguments)]
+
+
 def test_text_is_held_back_no_longer_than_a_marker_may_go_on() -> None:
     parser = ToolCallParser(HERMES, NAMES, lambda: "id")
     assert parser.push("a <")[0] == "a "
