@@ -50,6 +50,8 @@ class Completion:
     choices: tuple[Choice, ...]
     """In the order of their index."""
     usage: Usage
+    prompt_token_ids: tuple[tuple[int, ...], ...] = ()
+    """Of each prompt, where asked for."""
 
     @property
     def text(self) -> str:
@@ -123,10 +125,11 @@ class _CompletionBuilder:
         self._request_id = ""
         self._choices: dict[int, _ChoiceParts] = {}
         self._usage: Usage | None = None
+        self._prompt_token_ids: tuple[tuple[int, ...], ...] = ()
 
     def add(self, delta: Delta) -> None:
         if delta.request_id:
-            self._request_id = delta.request_id
+            self._request_id, self._prompt_token_ids = delta.request_id, delta.prompt_token_ids
         if delta.usage is not None:
             self._usage = delta.usage
         # The first delta only says that the request was accepted, the last may tell of usage alone.
@@ -137,4 +140,4 @@ class _CompletionBuilder:
         if self._usage is None or not self._choices:
             raise ProtocolError("the stream ended before its last delta; ask again")
         choices = tuple(parts.build(index) for index, parts in sorted(self._choices.items()))
-        return Completion(self._request_id, choices, self._usage)
+        return Completion(self._request_id, choices, self._usage, self._prompt_token_ids)

@@ -107,6 +107,8 @@ class GenerateRequest:
     """Begin each choice with its prompt."""
     request_id: str = ""
     """Name for logs and traces; empty lets the gateway choose."""
+    return_prompt_token_ids: bool = False
+    """Tell in the first delta what the prompts are as token ids."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,6 +176,8 @@ class ChatRequest:
     request_id: str = ""
     parallel_tool_calls: bool = True
     """False: an output has one call at most, and ends with it whatever else would keep it going."""
+    return_prompt_token_ids: bool = False
+    """Tell in the first delta what the conversation is as token ids."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,6 +271,8 @@ class Delta:
     tool_calls: tuple[ToolCallDelta, ...] = ()
     usage: Usage | None = None
     """Set in the last delta of the request."""
+    prompt_token_ids: tuple[tuple[int, ...], ...] = ()
+    """Of each prompt; set in the first delta of the request only, where asked for."""
 
 
 @dataclass(frozen=True, slots=True)

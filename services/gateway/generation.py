@@ -104,7 +104,7 @@ class Generation:
         num_bytes = num_utf8_bytes("text", text)
         check_text("text", num_bytes, self._readiness.require().engine)
         async with self._limit.slots(calling_client(), cost=num_bytes / _BYTES_PER_TOKEN, num_bytes=num_bytes):
-            model = self._readiness.require()
+            model = self._readiness.require(accepted=True)
             return await asyncio.to_thread(
                 encode_text, model.text.tokenizer, text, add_special_tokens=add_special_tokens
             )
@@ -123,7 +123,7 @@ class Generation:
         check_vocabulary("token_ids", token_ids, self._readiness.require().engine)
         num_bytes = _BYTES_PER_TOKEN * num_tokens
         async with self._limit.slots(calling_client(), cost=num_tokens, num_bytes=num_bytes):
-            model = self._readiness.require()
+            model = self._readiness.require(accepted=True)
             return await asyncio.to_thread(model.text.tokenizer.decode, token_ids)
 
     def model_info(self) -> ModelInfo:
@@ -146,7 +146,8 @@ class Generation:
         try:
             async with contextlib.AsyncExitStack() as stack:
                 response = await self._accept(source, client, record, stack)
-                yield Delta(request_id=record.request_id)
+                prompts = response.prompt_token_ids() if source.returns_prompts else ()
+                yield Delta(request_id=record.request_id, prompt_token_ids=prompts)
                 while not response.is_done:
                     deltas = await response.take()
                     self._tell_of_tokens(deltas, record)
@@ -199,7 +200,7 @@ class Generation:
                     client, num_candidates, cost=num_bytes / _BYTES_PER_TOKEN, num_bytes=num_bytes
                 )
                 place = await stack.enter_async_context(slots)
-                model = self._readiness.require()  # it may be another one by now
+                model = self._readiness.require(accepted=True)  # it may be another one by now
                 waiting_for = "its prompt to be tokenized"
                 prepared = await source.prepare(model)
                 waiting_for = "its guidance to be checked"

@@ -51,6 +51,8 @@ class PromptSource(Protocol):
     request_id: str
     options: GenerateOptions
     echo: bool
+    returns_prompts: bool
+    """The first delta has the token ids of the prompts."""
     continues: bool
     """The text of an output goes on from that of its prompt."""
     num_prompts: int
@@ -74,6 +76,7 @@ class Completion:
         self.request_id = request.request_id
         self.options = request.options
         self.echo = self.continues = request.echo
+        self.returns_prompts = request.return_prompt_token_ids
         self.num_prompts = len(request.prompts)
         self._prompts = request.prompts
 
@@ -115,6 +118,7 @@ class Conversation:
         self.request_id = request.request_id
         self.options = request.options
         self.continues = request.continue_final_message
+        self.returns_prompts = request.return_prompt_token_ids
         self._request = request
 
     def check(self, model: ServedModel) -> int:

@@ -47,19 +47,19 @@ class Readiness:
         served = self._served()
         return None if isinstance(served, ServedModel) else served
 
-    def require(self) -> ServedModel:
-        """Return the model to serve a request with.
+    def require(self, *, accepted: bool = False) -> ServedModel:
+        """Return the model to serve a request with; one that is ``accepted`` already is served while leaving, too.
 
         Raises:
             UnavailableError: the scheduler, the engine or the tokenizer is not there (yet), or the gateway is leaving.
         """
-        served = self._served()
+        served = self._served(accepted=accepted)
         if isinstance(served, ServedModel):
             return served
         raise served
 
-    def _served(self) -> ServedModel | OrcaError:
-        if self._draining:
+    def _served(self, *, accepted: bool = False) -> ServedModel | OrcaError:
+        if self._draining and not accepted:
             return UnavailableError("the gateway is shutting down; send the request again, or to another gateway")
         if self._engine is None:
             return UnavailableError(f"not ready: {self._why_no_engine}; try again in a moment")

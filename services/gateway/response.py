@@ -50,6 +50,10 @@ class Response:
         """Whether the last delta has been taken."""
         return self._num_open == 0
 
+    def prompt_token_ids(self) -> tuple[tuple[int, ...], ...]:
+        """Return the token ids of each prompt."""
+        return tuple(tuple(first.stream.job.prompt_token_ids) for first in self._firsts())
+
     async def take(self) -> list[Delta]:
         """Wait for something new and return it; the last delta of all has the usage.
 
@@ -76,13 +80,17 @@ class Response:
 
     def usage(self) -> Usage:
         """Return the tokens so far."""
-        firsts = self._candidates[:: self._num_per_prompt]
+        firsts = self._firsts()
         return Usage(
             num_prompt_tokens=sum(len(first.stream.job.prompt_token_ids) for first in firsts),
             num_output_tokens=sum(candidate.num_output_tokens for candidate in self._candidates),
             # What later candidates of a prompt find is the work of its first one.
             num_cached_tokens=sum(first.finish.num_cached_tokens for first in firsts if first.finish is not None),
         )
+
+    def _firsts(self) -> Sequence[Candidate]:
+        """The first candidate of each prompt."""
+        return self._candidates[:: self._num_per_prompt]
 
     def fail(self, failure: OrcaError) -> None:
         """End the request with an error, at once."""

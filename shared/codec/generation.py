@@ -145,6 +145,7 @@ def generate_to_pb(request: GenerateRequest) -> gateway_pb2.GenerateRequest:
         ],
         options=options_to_pb(request.options),
         echo=request.echo,
+        return_prompt_token_ids=request.return_prompt_token_ids,
     )
 
 
@@ -159,7 +160,13 @@ def generate_from_pb(message: gateway_pb2.GenerateRequest) -> GenerateRequest:
                 prompts.append(token_ids(prompt.token_ids.ids))
             case None:
                 raise InvalidRequestError(f"prompts[{index}] is empty; set text or token_ids")
-    return GenerateRequest(prompts, options_from_pb(message.options), message.echo, message.request_id)
+    return GenerateRequest(
+        prompts=prompts,
+        options=options_from_pb(message.options),
+        echo=message.echo,
+        request_id=message.request_id,
+        return_prompt_token_ids=message.return_prompt_token_ids,
+    )
 
 
 def chat_to_pb(request: ChatRequest) -> gateway_pb2.ChatRequest:
@@ -187,6 +194,7 @@ def chat_to_pb(request: ChatRequest) -> gateway_pb2.ChatRequest:
         tool_choice=_tool_choice_to_pb(request.tool_choice),
         continue_final_message=request.continue_final_message,
         parallel_tool_calls=request.parallel_tool_calls,
+        return_prompt_token_ids=request.return_prompt_token_ids,
     )
 
 
@@ -222,6 +230,7 @@ def chat_from_pb(message: gateway_pb2.ChatRequest) -> ChatRequest:
         continue_final_message=message.continue_final_message,
         request_id=message.request_id,
         parallel_tool_calls=message.parallel_tool_calls if message.HasField("parallel_tool_calls") else True,
+        return_prompt_token_ids=message.return_prompt_token_ids,
     )
 
 
@@ -242,6 +251,9 @@ def delta_to_pb(delta: Delta) -> gateway_pb2.GenerateResponse:
         else None,
         finish=None if delta.finish is None else _finish_to_pb(delta.finish),
         usage=None if delta.usage is None else _usage_to_pb(delta.usage),
+        prompt_token_ids=[gateway_pb2.TokenIds(ids=ids) for ids in delta.prompt_token_ids]
+        if delta.prompt_token_ids
+        else None,
     )
 
 
@@ -259,6 +271,7 @@ def delta_from_pb(message: gateway_pb2.GenerateResponse) -> Delta:
             ToolCallDelta(call.index, call.id, call.name, call.arguments_delta) for call in message.tool_calls
         ),
         usage=_usage_from_pb(message.usage) if message.HasField("usage") else None,
+        prompt_token_ids=tuple(tuple(prompt.ids) for prompt in message.prompt_token_ids),
     )
 
 

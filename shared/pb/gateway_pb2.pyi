@@ -213,10 +213,13 @@ class GenerateRequest(_message.Message):
     PROMPTS_FIELD_NUMBER: _builtins.int
     OPTIONS_FIELD_NUMBER: _builtins.int
     ECHO_FIELD_NUMBER: _builtins.int
+    RETURN_PROMPT_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """Name for logs and traces; chosen by the gateway where it is empty. At most 128 characters."""
     echo: _builtins.bool
     """Begin each choice with its prompt, with log probabilities where those are asked for."""
+    return_prompt_token_ids: _builtins.bool
+    """Tell in the first message what the prompts are as token ids."""
     @_builtins.property
     def prompts(self) -> _containers.RepeatedCompositeFieldContainer[Global___Prompt]:
         """What to continue; outputs of the first prompt come first in the order of choices."""
@@ -230,10 +233,11 @@ class GenerateRequest(_message.Message):
         prompts: _abc.Iterable[Global___Prompt] | None = ...,
         options: Global___GenerationOptions | None = ...,
         echo: _builtins.bool = ...,
+        return_prompt_token_ids: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["options", b"options"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["echo", b"echo", "options", b"options", "prompts", b"prompts", "request_id", b"request_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["echo", b"echo", "options", b"options", "prompts", b"prompts", "request_id", b"request_id", "return_prompt_token_ids", b"return_prompt_token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -379,12 +383,15 @@ class ChatRequest(_message.Message):
     TOOL_CHOICE_FIELD_NUMBER: _builtins.int
     CONTINUE_FINAL_MESSAGE_FIELD_NUMBER: _builtins.int
     PARALLEL_TOOL_CALLS_FIELD_NUMBER: _builtins.int
+    RETURN_PROMPT_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """Name for logs and traces; chosen by the gateway where it is empty. At most 128 characters."""
     continue_final_message: _builtins.bool
     """The output goes on with the last message, which is the assistant's, rather than answering it."""
     parallel_tool_calls: _builtins.bool
     """False: an output has one call at most, and ends with it whatever else would keep it going. Default true."""
+    return_prompt_token_ids: _builtins.bool
+    """Tell in the first message what the conversation is as token ids."""
     @_builtins.property
     def messages(self) -> _containers.RepeatedCompositeFieldContainer[Global___ChatMessage]:
         """The conversation so far, oldest first."""
@@ -405,10 +412,11 @@ class ChatRequest(_message.Message):
         tool_choice: Global___ToolChoice | None = ...,
         continue_final_message: _builtins.bool = ...,
         parallel_tool_calls: _builtins.bool | None = ...,
+        return_prompt_token_ids: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_parallel_tool_calls", b"_parallel_tool_calls", "options", b"options", "parallel_tool_calls", b"parallel_tool_calls", "tool_choice", b"tool_choice"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_parallel_tool_calls", b"_parallel_tool_calls", "continue_final_message", b"continue_final_message", "messages", b"messages", "options", b"options", "parallel_tool_calls", b"parallel_tool_calls", "request_id", b"request_id", "tool_choice", b"tool_choice", "tools", b"tools"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_parallel_tool_calls", b"_parallel_tool_calls", "continue_final_message", b"continue_final_message", "messages", b"messages", "options", b"options", "parallel_tool_calls", b"parallel_tool_calls", "request_id", b"request_id", "return_prompt_token_ids", b"return_prompt_token_ids", "tool_choice", b"tool_choice", "tools", b"tools"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__parallel_tool_calls: _TypeAlias = _typing.Literal["parallel_tool_calls"]  # noqa: Y015
     _WhichOneofArgType__parallel_tool_calls: _TypeAlias = _typing.Literal["_parallel_tool_calls", b"_parallel_tool_calls"]  # noqa: Y015
@@ -627,6 +635,7 @@ class GenerateResponse(_message.Message):
     TOOL_CALLS_FIELD_NUMBER: _builtins.int
     FINISH_FIELD_NUMBER: _builtins.int
     USAGE_FIELD_NUMBER: _builtins.int
+    PROMPT_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """Set in the first message of the stream only, which says that the request was accepted."""
     choice: _builtins.int
@@ -653,6 +662,10 @@ class GenerateResponse(_message.Message):
     def usage(self) -> Global___Usage:
         """Set in the last message of the stream."""
 
+    @_builtins.property
+    def prompt_token_ids(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenIds]:
+        """Of each prompt; set in the first message of the stream only, where asked for."""
+
     def __init__(
         self,
         *,
@@ -665,10 +678,11 @@ class GenerateResponse(_message.Message):
         tool_calls: _abc.Iterable[Global___ToolCallDelta] | None = ...,
         finish: Global___Finish | None = ...,
         usage: Global___Usage | None = ...,
+        prompt_token_ids: _abc.Iterable[Global___TokenIds] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["finish", b"finish", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["choice", b"choice", "finish", b"finish", "is_prompt", b"is_prompt", "logprobs", b"logprobs", "request_id", b"request_id", "text_delta", b"text_delta", "token_ids", b"token_ids", "tool_calls", b"tool_calls", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["choice", b"choice", "finish", b"finish", "is_prompt", b"is_prompt", "logprobs", b"logprobs", "prompt_token_ids", b"prompt_token_ids", "request_id", b"request_id", "text_delta", b"text_delta", "token_ids", b"token_ids", "tool_calls", b"tool_calls", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

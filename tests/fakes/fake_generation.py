@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from shared.generation import Delta, Finish, ModelInfo, Usage
+from shared.generation import Delta, Finish, GenerateRequest, ModelInfo, Usage
 from shared.messages import FinishReason
 from tests.fakes.fake_scheduler import ENGINE
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Sequence
 
-    from shared.generation import ChatRequest, GenerateRequest
+    from shared.generation import ChatRequest
 
 __all__ = ["Call", "FakeGeneration", "finish", "last"]
 
@@ -44,8 +44,12 @@ class Call:
             self._deltas.put_nowait(delta)
 
     def accept(self) -> None:
-        """Give the first delta."""
-        self.send(Delta(request_id=self.request.request_id))
+        """Give the first delta; token ids of texts are their bytes, those of a conversation 1, 2 and 3."""
+        prompts: tuple[tuple[int, ...], ...] = ()
+        if self.request.return_prompt_token_ids:
+            texts = self.request.prompts if isinstance(self.request, GenerateRequest) else [(1, 2, 3)]
+            prompts = tuple(tuple(text.encode() if isinstance(text, str) else text) for text in texts)
+        self.send(Delta(request_id=self.request.request_id, prompt_token_ids=prompts))
 
     async def run(self) -> AsyncGenerator[Delta, None]:
         try:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from shared.generation import Delta, Finish, TokenLogprob, Usage
 
-__all__ = ["FINISH_REASONS", "Answer", "Choice", "Head", "event", "usage_dict"]
+__all__ = ["FINISH_REASONS", "Answer", "Choice", "Head", "Prompts", "event", "usage_dict"]
 
 FINISH_REASONS = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length", FinishReason.TOOL_CALLS: "tool_calls"}
 
@@ -58,7 +58,6 @@ class Choice:
     """All deltas of one choice, for an answer in one piece."""
 
     texts: list[str] = field(default_factory=list)
-    prompt_token_ids: list[int] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
     tool_calls: dict[int, CallParts] = field(default_factory=dict)
@@ -72,7 +71,8 @@ class Choice:
     def add(self, delta: Delta) -> None:
         """Take one more."""
         self.texts.append(delta.text)
-        (self.prompt_token_ids if delta.is_prompt else self.token_ids).extend(delta.token_ids)
+        if not delta.is_prompt:
+            self.token_ids.extend(delta.token_ids)
         self.logprobs.extend(delta.logprobs)
         for piece in delta.tool_calls:
             call = self.tool_calls.setdefault(piece.index, CallParts())
@@ -83,10 +83,14 @@ class Choice:
             self.finish = delta.finish
 
 
+Prompts = tuple[tuple[int, ...], ...]
+"""Token ids of each prompt, where the request asks for them."""
+
+
 class Answer(Protocol):
     """How an endpoint shows what was generated."""
 
-    def opening(self) -> bytes:
+    def opening(self, prompts: Prompts) -> bytes:
         """Return the events that say that the request was accepted."""
         ...
 
@@ -98,7 +102,7 @@ class Answer(Protocol):
         """Return the event that has the usage and no choices."""
         ...
 
-    def whole(self, choices: Sequence[Choice], usage: Usage) -> bytes:
+    def whole(self, prompts: Prompts, choices: Sequence[Choice], usage: Usage) -> bytes:
         """Return the answer in one piece."""
         ...
 

@@ -12,7 +12,7 @@ from services.gateway.http.logprobs import chat_logprobs
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from services.gateway.http.answer import Choice, Head
+    from services.gateway.http.answer import Choice, Head, Prompts
     from services.gateway.http.chat_body import ChatBody
     from shared.generation import Delta, ToolCallDelta, Usage
 
@@ -31,10 +31,14 @@ class ChatAnswer:
         # Where the usage comes in the end, all other chunks say that they have none.
         self._tail: dict[str, Any] = {"usage": None} if body.includes_usage else {}
 
-    def opening(self) -> bytes:
-        """Return each choice's role."""
+    def opening(self, prompts: Prompts) -> bytes:
+        """Return each choice's role; the first chunk of all has the prompt's ids."""
         delta = {"role": "assistant", "content": "", "refusal": None}
-        return b"".join(self._event(index, delta) for index in range(self._num_choices))
+        first = self._event(0, delta, **self._prompt_fields(prompts))
+        return first + b"".join(self._event(index, delta) for index in range(1, self._num_choices))
+
+    def _prompt_fields(self, prompts: Prompts) -> dict[str, Any]:
+        return {"prompt_token_ids": prompts[0]} if self._shows_token_ids else {}
 
     def events(self, delta: Delta) -> bytes:
         """Return a chunk with what is new, and one for the end, which has nothing else."""
@@ -59,6 +63,7 @@ class ChatAnswer:
         *,
         finish_reason: str | None = None,
         stop_reason: str | int | None = None,
+        **more: Any,
     ) -> bytes:
         choice: dict[str, Any] = {
             "index": index,
@@ -69,16 +74,18 @@ class ChatAnswer:
         }
         if self._shows_token_ids:
             choice["token_ids"] = () if delta is None else delta.token_ids
-        return event({**self._chunk_head, "choices": [choice], **self._tail})
+        return event({**self._chunk_head, "choices": [choice], **self._tail, **more})
 
     def usage_event(self, usage: Usage) -> bytes:
         """Return the last chunk."""
         return event({**self._chunk_head, "choices": [], "usage": usage_dict(usage)})
 
-    def whole(self, choices: Sequence[Choice], usage: Usage) -> bytes:
+    def whole(self, prompts: Prompts, choices: Sequence[Choice], usage: Usage) -> bytes:
         """Return the answer in one piece."""
-        shown = [self._choice(index, choice) for index, choice in enumerate(choices)]
-        return orjson.dumps({**self._head.fields("chat.completion"), "choices": shown, "usage": usage_dict(usage)})
+        answer = self._head.fields("chat.completion")
+        answer["choices"] = [self._choice(index, choice) for index, choice in enumerate(choices)]
+        answer["usage"] = usage_dict(usage)
+        return orjson.dumps(answer | self._prompt_fields(prompts))
 
     def _choice(self, index: int, choice: Choice) -> dict[str, Any]:
         text = choice.text

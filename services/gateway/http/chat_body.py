@@ -260,6 +260,7 @@ class ChatBody(GenerationBody):
             continue_final_message=continues(self.add_generation_prompt, self.continue_final_message),
             request_id=request_id,
             parallel_tool_calls=self.parallel_tool_calls is not False,
+            return_prompt_token_ids=bool(self.return_token_ids),
         )
 
     def _max_tokens(self) -> int | None:

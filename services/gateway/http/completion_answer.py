@@ -13,7 +13,7 @@ from services.gateway.http.logprobs import CompletionLogprobs
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from services.gateway.http.answer import Choice, Head
+    from services.gateway.http.answer import Choice, Head, Prompts
     from services.gateway.http.completion_body import CompletionBody
     from shared.generation import Delta, Finish, Usage
 
@@ -25,15 +25,23 @@ class CompletionAnswer:
 
     def __init__(self, head: Head, body: CompletionBody) -> None:
         self._head = head.fields("text_completion")
+        self._num_per_prompt = body.n or 1
         self._shows_token_ids = bool(body.return_token_ids)
+        self._unsent_prompts: dict[int, tuple[int, ...]] = {}
+        """By choice: what its first chunk has."""
         self._shows_logprobs = body.logprobs is not None
         self._logprobs: defaultdict[int, CompletionLogprobs] = defaultdict(CompletionLogprobs)
         # Where the usage comes in the end, all other chunks say that they have none.
         self._tail: dict[str, Any] = {"usage": None} if body.includes_usage else {}
 
-    def opening(self) -> bytes:
+    def opening(self, prompts: Prompts) -> bytes:
         """Return nothing: a text has no beginning of its own."""
+        if self._shows_token_ids:
+            self._unsent_prompts = self._by_choice(prompts)
         return b""
+
+    def _by_choice(self, prompts: Prompts) -> dict[int, tuple[int, ...]]:
+        return dict(enumerate(ids for ids in prompts for _ in range(self._num_per_prompt)))
 
     def events(self, delta: Delta) -> bytes:
         """Return one chunk."""
@@ -47,19 +55,23 @@ class CompletionAnswer:
             **_finish_fields(delta.finish),
         }
         if self._shows_token_ids:
-            choice["prompt_token_ids" if delta.is_prompt else "token_ids"] = delta.token_ids
+            choice["token_ids"] = () if delta.is_prompt else delta.token_ids
+            prompt = self._unsent_prompts.pop(delta.choice, None)
+            if prompt is not None:
+                choice["prompt_token_ids"] = prompt
         return event({**self._head, "choices": [choice], **self._tail})
 
     def usage_event(self, usage: Usage) -> bytes:
         """Return the last chunk."""
         return event({**self._head, "choices": [], "usage": usage_dict(usage)})
 
-    def whole(self, choices: Sequence[Choice], usage: Usage) -> bytes:
+    def whole(self, prompts: Prompts, choices: Sequence[Choice], usage: Usage) -> bytes:
         """Return the answer in one piece."""
-        shown = [self._choice(index, choice) for index, choice in enumerate(choices)]
+        by_choice = self._by_choice(prompts)
+        shown = [self._choice(index, choice, by_choice.get(index)) for index, choice in enumerate(choices)]
         return orjson.dumps({**self._head, "choices": shown, "usage": usage_dict(usage)})
 
-    def _choice(self, index: int, choice: Choice) -> dict[str, Any]:
+    def _choice(self, index: int, choice: Choice, prompt: tuple[int, ...] | None) -> dict[str, Any]:
         shown: dict[str, Any] = {
             "index": index,
             "text": choice.text,
@@ -68,8 +80,7 @@ class CompletionAnswer:
         }
         if self._shows_token_ids:
             shown["token_ids"] = choice.token_ids
-            if choice.prompt_token_ids:
-                shown["prompt_token_ids"] = choice.prompt_token_ids
+            shown["prompt_token_ids"] = prompt
         return shown
 
 

@@ -32,4 +32,4 @@ class CompletionBody(GenerationBody):
         if self.stream and self.best_of is not None and self.best_of > (self.n or 1):
             raise HttpError(400, "best_of above n cannot be streamed: which are best shows at the end", param="best_of")
         options = self.options(max_tokens=self.max_tokens, num_logprobs=self.logprobs, best_of=self.best_of)
-        return GenerateRequest(self.prompt, options, bool(self.echo), request_id)
+        return GenerateRequest(self.prompt, options, bool(self.echo), request_id, bool(self.return_token_ids))

@@ -49,13 +49,15 @@ class WholeResponse(Response):
             await until_disconnect(receive, self._send(scope, receive, send))
 
     async def _send(self, scope: Scope, receive: Receive, send: Send) -> None:
+        accepted = await anext(self._deltas)
         choices = [Choice() for _ in range(self._num_choices)]
         usage: Usage | None = None
         async for delta in self._deltas:
             choices[delta.choice].add(delta)
             usage = delta.usage
         assert usage is not None
-        await Response(self._answer.whole(choices, usage), media_type="application/json")(scope, receive, send)
+        content = self._answer.whole(accepted.prompt_token_ids, choices, usage)
+        await Response(content, media_type="application/json")(scope, receive, send)
 
 
 class EventStreamResponse(Response):
@@ -72,11 +74,11 @@ class EventStreamResponse(Response):
             await until_disconnect(receive, self._send(scope, send))
 
     async def _send(self, scope: Scope, send: Send) -> None:
-        await anext(self._deltas)
+        accepted = await anext(self._deltas)
         control = response_control(scope)
         control.streams_events = True
         await send({"type": "http.response.start", "status": 200, "headers": EVENT_STREAM_HEADERS})
-        await send(_body(self._answer.opening()))
+        await send(_body(self._answer.opening(accepted.prompt_token_ids)))
         try:
             last = await self._send_events(send)
         except Exception as error:  # noqa: BLE001 - whatever it is, the client must not take it for an end

@@ -83,7 +83,7 @@ class GenerationBody(Body):
     timeout: float | None = limited(exclusiveMinimum=0)
     """Give up after so many seconds, with status 408."""
     return_token_ids: bool | None = None
-    """Give each choice its ``token_ids``."""
+    """Give each choice its ``token_ids``, and ``prompt_token_ids``."""
     user: str | None = None
     """Accepted and ignored."""
 

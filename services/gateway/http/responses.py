@@ -87,7 +87,7 @@ class CompletionChoice(Shape):
     token_ids: list[int] | None = None
     """With ``return_token_ids``."""
     prompt_token_ids: list[int] | None = None
-    """With ``return_token_ids`` and ``echo``."""
+    """Likewise; of a stream, in the choice's first chunk."""
 
 
 class AnswerHead(Shape):
@@ -169,6 +169,8 @@ class ChatCompletion(AnswerHead):
     object: Literal["chat.completion"]
     choices: list[ChatChoice]
     usage: UsageBody
+    prompt_token_ids: list[int] | None = None
+    """With ``return_token_ids``."""
 
 
 class FunctionCallNews(Shape):
@@ -213,6 +215,8 @@ class ChatCompletionChunk(AnswerHead):
     object: Literal["chat.completion.chunk"]
     choices: list[ChatChunkChoice]
     usage: UsageBody | None = None
+    prompt_token_ids: list[int] | None = None
+    """With ``return_token_ids``, in the first chunk."""
 
 
 class ModelCard(Shape):

@@ -11,7 +11,8 @@ import grpc
 import pytest
 from grpc import aio
 
-from shared.client import ChatMessage, Delta, GenerateOptions
+from shared.client import ChatMessage, Delta, GenerateOptions, GenerateRequest
+from shared.completion import collect_async
 from shared.errors import InvalidRequestError, ModelError, OrcaError, OverloadedError, UnavailableError
 from shared.generation import Usage
 from shared.ids import Handle
@@ -20,6 +21,7 @@ from shared.pb import gateway_pb2, gateway_pb2_grpc
 from shared.rpc import REQUEST_ID_KEY, connect
 from shared.status import StatusCode
 from tests.fakes.fake_scheduler import ENGINE, FakeScheduler
+from tests.fakes.forced_tokens import forced
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -63,6 +65,20 @@ async def test_a_prompt_is_submitted_and_its_tokens_stream_back(gateway: Running
     assert last.usage == Usage(num_prompt_tokens=3, num_output_tokens=4)
     assert last.finish.queue_ms >= 1.0, "the time in the gateway counts, too"
     assert (last.finish.prefill_ms, last.finish.decode_ms) == (2.0, 3e-6)
+
+
+async def test_the_first_delta_has_the_prompts_where_asked_for(gateway: RunningGateway) -> None:
+    prompts: list[str | list[int]] = ["ab", [5, 6, 7]]
+    options = GenerateOptions(max_tokens=1, n=2)
+    request = GenerateRequest(prompts, options, return_prompt_token_ids=True)
+    async with forced(gateway.session, lambda _: b"x"):
+        first, *rest = await collect(gateway.client.generate(request, request_id="mine"))
+        completion = await collect_async(gateway.client.generate(request))
+        unasked = await collect_async(gateway.client.generate(GenerateRequest(prompts, options)))
+    assert first == Delta(request_id="mine", prompt_token_ids=((BOS, *b"ab"), (5, 6, 7)))
+    assert not any(delta.prompt_token_ids for delta in rest)
+    assert completion.prompt_token_ids == first.prompt_token_ids
+    assert unasked.prompt_token_ids == ()
 
 
 async def test_length_ends_with_the_last_token_and_an_unfinished_character(gateway: RunningGateway) -> None:

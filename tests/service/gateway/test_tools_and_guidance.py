@@ -147,8 +147,10 @@ async def test_a_conversation_can_go_on_with_its_last_message(start_gateway: Sta
         await gateway.health(serving=True)
         async with forced(gateway.session, lambda _: [*b" fine.", EOS]) as submits:
             messages = [*QUESTION, ChatMessage("assistant", "It is")]
-            deltas = await collect(gateway.client.chat(ChatRequest(messages, continue_final_message=True)))
+            request = ChatRequest(messages, continue_final_message=True, return_prompt_token_ids=True)
+            deltas = await collect(gateway.client.chat(request))
     assert bytes(submits[0].prompt_token_ids[1:].tolist()).endswith(b"assistant: It is")
+    assert deltas[0].prompt_token_ids == (tuple(submits[0].prompt_token_ids),)
     assert "".join(delta.text for delta in deltas) == " fine."
 
 

@@ -247,6 +247,7 @@ generate_requests = st.builds(
     options=options,
     echo=st.booleans(),
     request_id=text,
+    return_prompt_token_ids=st.booleans(),
 )
 chat_messages = st.builds(
     ChatMessage,
@@ -268,6 +269,7 @@ chat_requests = st.builds(
     continue_final_message=st.booleans(),
     request_id=text,
     parallel_tool_calls=st.booleans(),
+    return_prompt_token_ids=st.booleans(),
 )
 finishes = st.builds(
     Finish,
@@ -302,6 +304,7 @@ deltas = st.builds(
     is_prompt=st.booleans(),
     tool_calls=st.lists(st.builds(ToolCallDelta, u32, text, text, text), max_size=2).map(tuple),
     usage=st.none() | st.builds(Usage, u32, u32, u32),
+    prompt_token_ids=st.lists(id_tuples, max_size=2).map(tuple),
 )
 model_infos = st.builds(ModelInfo, engine_infos, id_tuples, st.booleans())
 gateway_statuses = st.builds(GatewayStatus, engine_statuses, u32)

@@ -99,6 +99,19 @@ async def test_every_choice_has_a_role_an_end_and_the_usage_comes_once(front: Ru
     assert usage["usage"]["total_tokens"] == 8
 
 
+async def test_token_ids_of_conversation_and_outputs(front: RunningFront) -> None:
+    front.generation.answer = [Delta("b", (4,), choice=1, finish=finish()), Delta("a", (5,)), last()]
+    asked = {"messages": [USER], "n": 2, "return_token_ids": True}
+    body = (await front.post(PATH, asked)).json()
+    ChatCompletion.model_validate(body)
+    assert body["prompt_token_ids"] == [1, 2, 3]
+    assert [choice["token_ids"] for choice in body["choices"]] == [[5], [4]]
+    chunks = events((await front.post(PATH, asked | {"stream": True})).text)
+    assert [chunk.get("prompt_token_ids") for chunk in chunks] == [[1, 2, 3], *[None] * (len(chunks) - 1)]
+    assert [chunk["choices"][0]["token_ids"] for chunk in chunks] == [[], [], [4], [], [5], []]
+    assert "prompt_token_ids" not in (await front.post(PATH, {"messages": [USER]})).json()
+
+
 async def test_log_probabilities(front: RunningFront) -> None:
     top = (TopLogprob(1, "a", b"a", -0.5), TopLogprob(2, "b", b"b", float("-inf")))
     front.generation.answer = [

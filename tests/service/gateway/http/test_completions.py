@@ -167,15 +167,39 @@ async def test_echo_begins_with_the_prompt_and_its_probabilities(front: RunningF
         "top_logprobs": [None, {"z": -0.25, "y": -0.5}, {"c": -1.0}],
         "text_offset": [0, 1, 2],
     }
-    assert choice["prompt_token_ids"] == [1, 2]
+    assert choice["prompt_token_ids"] == [*b"xy"]
     assert choice["token_ids"] == [3]
     Completion.model_validate(body)
-    first, second = events((await front.post(PATH, asked | {"stream": True})).text)
-    assert first["choices"][0]["prompt_token_ids"] == [1, 2]
-    assert second["choices"][0]["token_ids"] == [3]
+    (first,), (second,) = (
+        chunk["choices"] for chunk in events((await front.post(PATH, asked | {"stream": True})).text)
+    )
+    assert (first["prompt_token_ids"], first["token_ids"]) == ([*b"xy"], [])
+    assert second["token_ids"] == [3]
+    assert "prompt_token_ids" not in second
     request = (await front.generation.call()).request
     assert isinstance(request, GenerateRequest)
     assert request.echo
+
+
+async def test_token_ids_of_prompts_and_outputs(front: RunningFront) -> None:
+    front.generation.answer = [
+        Delta("c", (3,), choice=2),
+        Delta("a", (1,)),
+        Delta("", (9,), choice=2, finish=finish()),
+        *(Delta(choice=choice, finish=finish()) for choice in (0, 1)),
+        last(choice=3),
+    ]
+    asked = {"prompt": ["x", "yz"], "n": 2, "return_token_ids": True}
+    body = (await front.post(PATH, asked)).json()
+    Completion.model_validate(body)
+    expected = [([*b"x"], [1]), ([*b"x"], []), ([*b"yz"], [3, 9]), ([*b"yz"], [])]
+    assert [(choice["prompt_token_ids"], choice["token_ids"]) for choice in body["choices"]] == expected
+    chunks = events((await front.post(PATH, asked | {"stream": True})).text)
+    choices = [chunk["choices"][0] for chunk in chunks]
+    assert [choice.get("prompt_token_ids") for choice in choices] == [[*b"yz"], [*b"x"], None, None, [*b"x"], [*b"yz"]]
+    assert [choice["token_ids"] for choice in choices] == [[3], [1], [9], [], [], []]
+    body = (await front.post(PATH, asked | {"return_token_ids": False})).json()
+    assert {"token_ids", "prompt_token_ids"}.isdisjoint(body["choices"][0])
 
 
 @pytest.mark.parametrize(
