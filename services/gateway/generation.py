@@ -25,6 +25,7 @@ from services.gateway.admission import (
 from services.gateway.best_of import BestOf
 from services.gateway.candidates import Candidate
 from services.gateway.clients import calling_client
+from services.gateway.deadline import first_deadline
 from services.gateway.echo import echoed_prompt
 from services.gateway.jobs import JobTerms, build_jobs
 from services.gateway.observation import RequestRecord
@@ -34,7 +35,7 @@ from services.gateway.streams import News
 from services.gateway.text.detokenizer import Detokenizer
 from services.gateway.text.prompts import encode_text
 from services.gateway.text.stop_strings import StopStrings
-from shared.errors import DeadlineExceededError, OrcaError
+from shared.errors import OrcaError
 from shared.generation import Delta, GatewayStatus, ModelInfo
 from shared.status import StatusCode
 from shared.tracing import calling_traceparent
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Sequence
 
     from services.gateway.clients import Client
+    from services.gateway.deadline import Deadline
     from services.gateway.guidance import GuidanceCompiler
     from services.gateway.jobs import GenerateJob
     from services.gateway.observation import RequestObserver
@@ -80,8 +82,8 @@ class Generation:
         self._guidance = guidance
         self._observers = observers
 
-    def generate(self, request: GenerateRequest) -> AsyncGenerator[Delta, None]:
-        """Continue prompts.
+    def generate(self, request: GenerateRequest, *, call_timeout_s: float | None = None) -> AsyncGenerator[Delta, None]:
+        """Continue prompts. ``call_timeout_s`` is what the call that carries the request has left.
 
         The first delta says that the request was accepted; all that can be known before is an error before it. The
         last one has the usage.
@@ -90,14 +92,14 @@ class Generation:
             InvalidRequestError: it can never succeed as it is.
             OverloadedError: gateway or scheduler are full.
             UnavailableError: the scheduler, the engine or the tokenizer is not there (yet), or the gateway is leaving.
-            DeadlineExceededError: it took longer than ``timeout_s``.
+            DeadlineExceededError: it took longer than ``timeout_s``, or than its call may take.
             OrcaError: the engine failed.
         """
-        return self._serve(Completion(request), calling_client())
+        return self._serve(Completion(request), calling_client(), call_timeout_s)
 
-    def chat(self, request: ChatRequest) -> AsyncGenerator[Delta, None]:
-        """Answer a conversation; deltas and errors as in ``generate``."""
-        return self._serve(Conversation(request), calling_client())
+    def chat(self, request: ChatRequest, *, call_timeout_s: float | None = None) -> AsyncGenerator[Delta, None]:
+        """Answer a conversation; all else as in ``generate``."""
+        return self._serve(Conversation(request), calling_client(), call_timeout_s)
 
     async def tokenize(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """Return the token ids of a text."""
@@ -139,13 +141,17 @@ class Generation:
             engine = dataclasses.replace(engine, ready=False, reason=str(missing))
         return GatewayStatus(engine, self._limit.num_requests)
 
-    async def _serve(self, source: PromptSource, client: Client) -> AsyncGenerator[Delta, None]:
+    async def _serve(
+        self, source: PromptSource, client: Client, call_timeout_s: float | None
+    ) -> AsyncGenerator[Delta, None]:
+        loop = asyncio.get_running_loop()
+        deadline = first_deadline(loop.time(), source.options.timeout_s, call_timeout_s)
         record = RequestRecord(source.method, client.name, self._clock.now_ns(), calling_traceparent())
         for observer in self._observers:
             observer.received(record)
         try:
             async with contextlib.AsyncExitStack() as stack:
-                response = await self._accept(source, client, record, stack)
+                response = await self._accept(source, client, deadline, record, stack)
                 prompts = response.prompt_token_ids() if source.returns_prompts else ()
                 yield Delta(request_id=record.request_id, prompt_token_ids=prompts)
                 while not response.is_done:
@@ -159,6 +165,10 @@ class Generation:
             raise
         except Exception:
             record.code = StatusCode.INTERNAL
+            raise
+        except BaseException:
+            if deadline is not None and deadline.has_ended_call(loop.time()):
+                record.code = StatusCode.DEADLINE_EXCEEDED
             raise
         finally:
             record.ended_ns = self._clock.now_ns()
@@ -182,7 +192,12 @@ class Generation:
         record.last_token_ns = now_ns
 
     async def _accept(
-        self, source: PromptSource, client: Client, record: RequestRecord, stack: contextlib.AsyncExitStack
+        self,
+        source: PromptSource,
+        client: Client,
+        deadline: Deadline | None,
+        record: RequestRecord,
+        stack: contextlib.AsyncExitStack,
     ) -> Response:
         """Do all that comes before the first delta; what must be undone at the end goes onto the stack."""
         options = source.options
@@ -191,11 +206,9 @@ class Generation:
         model = self._readiness.require()
         check_options(options, model.engine, echo=source.echo)
         num_bytes = source.check(model)
-        loop = asyncio.get_running_loop()
-        deadline = None if options.timeout_s is None else loop.time() + options.timeout_s
         waiting_for = "a place"
         try:
-            async with asyncio.timeout_at(deadline) as timeout:
+            async with asyncio.timeout_at(None if deadline is None else deadline.at_s) as timeout:
                 slots = self._limit.slots(
                     client, num_candidates, cost=num_bytes / _BYTES_PER_TOKEN, num_bytes=num_bytes
                 )
@@ -206,9 +219,9 @@ class Generation:
                 waiting_for = "its guidance to be checked"
                 grammar = await self._guidance.compile(options, model, prepared.tools)
         except TimeoutError:
-            if options.timeout_s is None or not timeout.expired():
+            if deadline is None or not timeout.expired():
                 raise
-            raise DeadlineExceededError(f"{_missed(options.timeout_s)} while it waited for {waiting_for}") from None
+            raise deadline.missed(f" while it waited for {waiting_for}") from None
         terms = JobTerms(
             request_id=parse_request_id(record.request_id),
             engine=model.engine,
@@ -230,8 +243,9 @@ class Generation:
             place.spent = usage.num_prompt_tokens + usage.num_output_tokens
 
         record.num_prompt_tokens = response.usage().num_prompt_tokens
-        if deadline is not None and options.timeout_s is not None:
-            stack.callback(loop.call_at(deadline, _expire, response, options.timeout_s).cancel)
+        if deadline is not None:
+            timer = asyncio.get_running_loop().call_at(deadline.at_s, _expire, response, deadline)
+            stack.callback(timer.cancel)
         return response
 
     def _submit(
@@ -276,10 +290,5 @@ class Generation:
         return Response(candidates, news, self._scheduler, num_per_prompt=num_per_prompt, best_of=best_of)
 
 
-def _expire(response: Response, timeout_s: float) -> None:
-    num_tokens = response.usage().num_output_tokens
-    response.fail(DeadlineExceededError(f"{_missed(timeout_s)}; {num_tokens} tokens of output were there"))
-
-
-def _missed(timeout_s: float) -> str:
-    return f"the request has not ended within its {timeout_s:g} s (timeout_s)"
+def _expire(response: Response, deadline: Deadline) -> None:
+    response.fail(deadline.missed(f"; {response.usage().num_output_tokens} tokens of output were there"))

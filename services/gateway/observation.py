@@ -40,7 +40,7 @@ class RequestRecord:
     """When the latest tokens went to the client; once there is a first one."""
     ended_ns: int = 0
     code: StatusCode = StatusCode.CANCELLED
-    """How it ended: OK, or the status of its error; CANCELLED where the client left, which nobody tells."""
+    """How it ended: OK, or the status of its error; CANCELLED where the client left, in time, which nobody tells."""
     finishes: list[Finish] = field(default_factory=list)
     """How its outputs ended, those of ``best_of`` that were dropped included; some of a request that failed."""
 

@@ -51,14 +51,16 @@ class GatewayServicer(gateway_pb2_grpc.GatewayServicer):
     ) -> AsyncGenerator[gateway_pb2.GenerateResponse, None]:
         """Stream the continuation of a prompt."""
         wanted = _named(generate_from_pb(request), context)
-        return _responses(self._generation.generate(wanted), wanted.options.timeout_s)
+        deltas = self._generation.generate(wanted, call_timeout_s=context.time_remaining())
+        return _responses(deltas, wanted.options.timeout_s)
 
     def Chat(  # noqa: N802 - the contract's name
         self, request: gateway_pb2.ChatRequest, context: _Context
     ) -> AsyncGenerator[gateway_pb2.GenerateResponse, None]:
         """Stream the answer to a conversation."""
         wanted = _named(chat_from_pb(request), context)
-        return _responses(self._generation.chat(wanted), wanted.options.timeout_s)
+        deltas = self._generation.chat(wanted, call_timeout_s=context.time_remaining())
+        return _responses(deltas, wanted.options.timeout_s)
 
     async def Tokenize(  # noqa: N802 - the contract's name
         self, request: gateway_pb2.TokenizeRequest, context: _Context

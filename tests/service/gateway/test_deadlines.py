@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from grpc import aio
+from structlog.testing import capture_logs
 
 from services.gateway.served_model import load_model_text
 from shared.client import Delta, GenerateOptions
@@ -18,7 +19,7 @@ from shared.pb import gateway_pb2, gateway_pb2_grpc
 from shared.text.byte_tokenizer import ByteTokenizer
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Mapping
 
     from services.gateway.served_model import ModelText
     from tests.service.gateway.conftest import RunningGateway, StartGateway
@@ -85,6 +86,39 @@ async def test_in_the_engine(gateway: RunningGateway) -> None:
         await anext(deltas)
     assert [await gateway.session.cancelled() for _ in range(2)] == [submit.handle for submit in submits]
     await nobody_is_served(gateway)
+
+
+async def test_that_of_the_call_is_told_from_leaving(start_gateway: StartGateway) -> None:
+    with capture_logs() as logs:
+        async with start_gateway(max_requests=1, max_queued=4) as gateway:
+            await gateway.health(serving=True)
+
+            async def end_of(request_id: str) -> Mapping[str, Any]:
+                async with asyncio.timeout(10):
+                    while not (found := [entry for entry in logs if entry.get("request_id") == request_id]):
+                        await gateway.client.status()
+                return found[0]
+
+            running = gateway.client.generate("a", request_id="running", timeout_s=1.234)
+            await anext(running)
+            submit = await gateway.session.submitted()
+            with pytest.raises(DeadlineExceededError):
+                await collect(gateway.client.generate("b", request_id="queued", timeout_s=0.2))
+            assert (await end_of("queued"))["code"] == "DEADLINE_EXCEEDED"
+            # What is over first counts.
+            with pytest.raises(DeadlineExceededError, match=r"0.1 s \(timeout_s\)"):
+                await collect(gateway.client.generate("b", BRIEF, timeout_s=60))
+            gateway.session.tokens(submit.handle, *b"x")
+            with pytest.raises(DeadlineExceededError):
+                await collect(running)
+            assert await gateway.session.cancelled() == submit.handle
+            ended = await end_of("running")
+            assert (ended["code"], ended["num_output_tokens"]) == ("DEADLINE_EXCEEDED", 1)
+            left = gateway.client.generate("a", request_id="left", timeout_s=60)
+            await anext(left)
+            await left.aclose()
+            assert (await end_of("left"))["code"] == "CANCELLED"
+    assert {entry["log_level"] for entry in logs} <= {"debug", "info"}
 
 
 async def test_one_that_ends_in_time_does_not_notice(gateway: RunningGateway) -> None:
