@@ -12,6 +12,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from services.cli.client_access import ClientAccess
 from services.mesh.log_lines import parse_line
 from shared.log import LEVELS
 
@@ -28,6 +29,7 @@ _SERVICE_STYLES = {"scheduler": "magenta", "gateway": "cyan"}
 _STAGE_STYLES = ("green", "blue", "bright_cyan", "bright_magenta")
 _SAID_BY_PREFIX = {"timestamp", "service", "stage", "tp_rank"}
 _TOLD_BELOW = {"exception", "stack"}
+_OPEN = ClientAccess()
 
 
 class MeshView:
@@ -67,14 +69,11 @@ class MeshView:
         if line.level not in LEVELS or LEVELS.index(line.level) >= self._least:
             self._print(*self._rendered(line))
 
-    def ready(self, address: str, url: str, info: "EngineInfo", seconds: float, access: str = "") -> None:
-        """Print what is served, where, and what to type next; ``url`` is that of HTTP, empty where it is off.
-
-        ``access`` is what a client must bring, in words.
-        """
+    def ready(self, address: str, url: str, info: "EngineInfo", seconds: float, access: ClientAccess = _OPEN) -> None:
+        """Print what is served, where, and what to type next; ``url`` is that of HTTP, empty where it is off."""
         self.stop_waiting()
         table = Table.grid(padding=(0, 2))
-        at = "" if address == "127.0.0.1:50051" else f" --address {address}"
+        at = ("" if address == "127.0.0.1:50051" else f" --address {address}") + access.orca_options
         orca = _own_command()
         topology = f"{info.num_stages} × {info.tp_size} (pipeline stages × tensor-parallel ranks)"
         rows = {
@@ -84,17 +83,20 @@ class MeshView:
             "gRPC": address,
             "HTTP": f"{url}/v1 (OpenAI's API)" if url else "off",
             **({"page": f"{url}/"} if url else {}),
-            **({"clients need": access} if access else {}),
-            "try": f'{orca} generate{at} "Once upon a time"',
-            "": f"{orca} chat{at}",
-            " ": f"{orca} status{at}",
-            "  ": f"{orca} top{at}",
+            **({"clients need": access.words} if access.words else {}),
         }
-        if url:
-            rows["   "] = f'curl {url}/v1/completions --json \'{{"prompt": "Once upon a time"}}\''
         for name, value in rows.items():
-            is_command = value.startswith((f"{orca} ", "curl "))
-            table.add_row(Text(name, style="bold"), Text(value, style="cyan" if is_command else ""))
+            table.add_row(Text(name, style="bold"), Text(value))
+        commands = [
+            *([access.exports] if access.exports else []),
+            f'{orca} generate{at} "Once upon a time"',
+            *(f"{orca} {command}{at}" for command in ("chat", "status", "top")),
+        ]
+        if url:
+            body = '{"prompt": "Once upon a time"}'
+            commands.append(f"curl{access.curl_options} {url}/v1/completions --json '{body}'")
+        for number, command in enumerate(commands):
+            table.add_row(Text("" if number else "try", style="bold"), Text(command, style="cyan"))
         self._console.print(
             Panel(table, title=f"ready in {seconds:.1f} s, Ctrl-C stops it", border_style="green", expand=False)
         )

@@ -9,6 +9,7 @@ import typer
 
 from services.cli import access_options as acc
 from services.cli import options as opt
+from services.cli.client_access import ClientAccess
 from services.cli.engine_options import takes_engine
 from services.cli.http import http
 from services.cli.observability import observability
@@ -156,14 +157,9 @@ async def _supervise(options: "MeshOptions", view: "MeshView") -> int:
     return 0 if len(asked) == 1 else 128 + asked[-1]
 
 
-def _access_needed(options: "MeshOptions") -> str:
-    """What a client must bring, in words; empty where it is nothing."""
-    needs = ["an API key (ORCA_API_KEY or --api-key)"] if options.api_keys else []
-    if options.tls is not None:
-        needs.append("TLS (--tls, --tls-ca)")
-        if options.tls.authorities:
-            needs.append("a certificate (--client-cert, --client-key)")
-    return ", ".join(needs)
+def _client_access(options: "MeshOptions") -> ClientAccess:
+    tls = options.tls
+    return ClientAccess(bool(options.api_keys), tls is not None, tls is not None and bool(tls.authorities))
 
 
 async def _serve(mesh: "LocalMesh", view: "MeshView") -> "ServiceExit":
@@ -173,6 +169,6 @@ async def _serve(mesh: "LocalMesh", view: "MeshView") -> "ServiceExit":
     await mesh.start()
     engine = await mesh.wait_ready()
     view.ready(
-        mesh.gateway_address, mesh.http_address, engine, time.monotonic() - started, _access_needed(mesh.options)
+        mesh.gateway_address, mesh.http_address, engine, time.monotonic() - started, _client_access(mesh.options)
     )
     return await mesh.first_exit()

@@ -1,10 +1,12 @@
 from __future__ import annotations
 
 import io
+import re
 
 import pytest
 from rich.console import Console
 
+from services.cli.client_access import ClientAccess
 from services.cli.mesh_view import MeshView
 from services.mesh import ServiceExit
 from services.mesh.log_lines import parse_line
@@ -15,9 +17,9 @@ INFO = EngineInfo("tiny", 512, 260, 4096, 16, 2, 1, "float32")
 
 
 class Screen:
-    def __init__(self, level: str = "info", *, terminal: bool = False) -> None:
+    def __init__(self, level: str = "info", *, terminal: bool = False, width: int = 100) -> None:
         self._file = io.StringIO()
-        console = Console(file=self._file, width=100, force_terminal=terminal, _environ={})
+        console = Console(file=self._file, width=width, force_terminal=terminal, _environ={})
         self.view = MeshView(console, NAMES, level)
 
     def show(self, service: str, text: str) -> None:
@@ -126,7 +128,22 @@ def test_a_failure_is_told_after_its_last_lines_and_nothing_after_it() -> None:
 
 
 def test_what_clients_need_is_said_where_they_need_it() -> None:
-    for access, said in (("", False), ("an API key", True)):
+    for access in (ClientAccess(), ClientAccess(needs_key=True)):
         screen = Screen()
         screen.view.ready("127.0.0.1:50051", "", INFO, 1, access)
-        assert any("clients need  an API key" in line for line in screen.lines) is said
+        assert any("clients need  an API key" in line for line in screen.lines) is access.needs_key
+
+
+def test_what_to_type_next_works_with_keys_and_certificates() -> None:
+    screen = Screen(width=300)
+    access = ClientAccess(needs_key=True, needs_tls=True, needs_certificate=True)
+    screen.view.ready("127.0.0.1:50051", "https://127.0.0.1:8000", INFO, 1, access)
+    text = "\n".join(screen.lines)
+    own = " --client-cert client.pem --client-key client-key.pem"
+    assert re.search(r"try +export ORCA_API_KEY=…", text)
+    assert f'orca generate --tls-ca ca.pem{own} "Once' in text
+    assert f"orca top --tls-ca ca.pem{own} " in text
+    assert (
+        "curl --cacert ca.pem --cert client.pem --key client-key.pem "
+        '-H "Authorization: Bearer $ORCA_API_KEY" https://127.0.0.1:8000/v1/completions --json '
+    ) in text
