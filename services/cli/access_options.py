@@ -37,8 +37,8 @@ ApiKeysOption = Annotated[
         metavar=_FILE,
         show_default="everybody may call",
         rich_help_panel=_ACCESS,
-        help="File of API keys, one a line: NAME SECRET [weight=N] [max_requests=N]. SECRET is the key itself or "
-        "sha256:<hex>. It is read again when it changes.",
+        help="File of API keys, one a line: NAME SECRET \\[weight=N] \\[max_requests=N]. SECRET is the key itself "
+        "or sha256:<hex>. It is read again when it changes.",
     ),
 ]
 MaxQueuedOption = Annotated[

@@ -46,6 +46,16 @@ def test_help_is_shown_by_both_spellings(name: str, command: Any) -> None:
     assert command.help.split(".")[0].split()[0] in short.output
 
 
+@pytest.mark.parametrize(("name", "command"), list(commands()), ids=[name for name, _ in commands()])
+def test_help_is_printed_as_it_is_written(name: str, command: Any) -> None:
+    """Brackets that are not escaped would be taken for markup, and vanish."""
+    result = CliRunner().invoke(app, [*name.split(), "-h"], env={"COLUMNS": "2000"})
+    printed = " ".join(result.output.split())
+    for text in (command.help, *(param.help for param in command.params if not getattr(param, "hidden", False))):
+        for paragraph in text.split("\n\n"):
+            assert " ".join(paragraph.replace("\\[", "[").split()) in printed
+
+
 def test_the_command_alone_shows_help() -> None:
     result = CliRunner().invoke(app, [])
     assert "Exit codes: 0 done, 1 failed, 2 options that cannot work, 130 interrupted." in result.output
