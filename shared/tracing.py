@@ -127,7 +127,7 @@ def open_tracer(service: str, config: ObservabilityConfig, clock: Clock, **attri
         from shared.otlp import OtlpTracer
     except ImportError as missing:
         raise ConfigError(
-            f"traces need OpenTelemetry, which is not installed ({missing}): pip install 'orca-mesh[otel]', or leave "
-            "--otlp-endpoint and OTEL_EXPORTER_OTLP_ENDPOINT away"
+            f"traces need OpenTelemetry, which is not installed ({missing}): install the extra, "
+            "pip install -e '.[otel]', or leave --otlp-endpoint and OTEL_EXPORTER_OTLP_ENDPOINT away"
         ) from missing
     return OtlpTracer(service, config.otlp_endpoint, clock, attributes)

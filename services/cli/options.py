@@ -182,7 +182,7 @@ OtlpEndpointOption = Annotated[
         show_default="off",
         rich_help_panel=_PROCESS,
         help="OpenTelemetry collector that takes traces by OTLP over HTTP, for example http://127.0.0.1:4318; the "
-        "standard OTEL_… variables are heeded, too. Needs `pip install orca-mesh\\[otel]`.",
+        "standard OTEL_… variables are heeded, too. Needs the extra: pip install -e '.\\[otel]'.",
     ),
 ]
 ExitWithParentOption = Annotated[

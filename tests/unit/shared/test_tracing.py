@@ -100,7 +100,7 @@ def test_nothing_is_imported_for_traces_that_nobody_wants() -> None:
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "shared.otlp", raising=False)
     monkeypatch.setitem(sys.modules, "opentelemetry.sdk.trace", None)
-    with pytest.raises(ConfigError, match=r"pip install 'orca-mesh\[otel\]'"):
+    with pytest.raises(ConfigError, match=r"pip install -e '\.\[otel\]'"):
         open_tracer("gateway", ObservabilityConfig(otlp_endpoint="http://collector:4318"), CLOCK)
 
 
