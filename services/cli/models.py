@@ -71,7 +71,8 @@ def pull_with_progress(name: str, console: "Console") -> "Path":
             nonlocal stage
             what = f"{name}: {progress.stage.value}"
             if progress.stage is not stage and not console.is_terminal:
-                console.print(what, soft_wrap=True, markup=False, highlight=False)
+                size = f" ({format_size(progress.total_bytes)})"
+                console.print(what + size, soft_wrap=True, markup=False, highlight=False)
             if progress.stage is not stage:
                 bar.reset(task, description=what)
             stage = progress.stage

@@ -54,7 +54,7 @@ def test_pull_without_a_terminal_is_a_line_for_each_stage(
     outcome = orca("models", "pull", NAME)
     assert outcome.exit_code == 0
     lines = outcome.out.splitlines()
-    assert lines[:2] == [f"{NAME}: downloading", f"{NAME}: unpacking"]
+    assert lines[:2] == [f"{NAME}: downloading (100 B)", f"{NAME}: unpacking (100 B)"]
     assert lines[2].startswith(f"{NAME} is ready: {tmp_path}")
 
 
