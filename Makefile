@@ -37,9 +37,11 @@ $(VENV)/bin/python:
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade pip
 
 $(VENV)/.installed: pyproject.toml | $(VENV)/bin/python
-	$(BIN)/python -m pip install --disable-pip-version-check --quiet --editable .
+	@echo "installing into $(VENV): takes a few minutes the first time"
+	@$(BIN)/python -m pip install --disable-pip-version-check --quiet --editable .
 	@touch $@
 
 $(VENV)/.installed-dev: pyproject.toml | $(VENV)/bin/python
-	$(BIN)/python -m pip install --disable-pip-version-check --quiet --editable '.[dev]'
+	@echo "installing into $(VENV): takes a few minutes the first time"
+	@$(BIN)/python -m pip install --disable-pip-version-check --quiet --editable '.[dev]'
 	@touch $@ $(VENV)/.installed
