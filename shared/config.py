@@ -237,14 +237,19 @@ class HttpConfig:
     """Largest body of a request."""
     cors_origins: tuple[str, ...] = ()
     """Origins whose pages may call from a browser, like https://example.org; "*" is every one. None by default."""
+    allowed_hosts: tuple[str, ...] = ()
+    """Names by which a gateway that listens on the loopback address and has no keys may be called, beside localhost."""
 
     def __post_init__(self) -> None:
-        """Check ranges and the origins' form."""
+        """Check ranges and the form of origins and names."""
         _check_range("max-body-bytes", self.max_body_bytes, 1 << 10, 1 << 30)
         for origin in self.cors_origins:
             scheme, _, host = origin.partition("://")
             if origin != "*" and (scheme not in {"http", "https"} or not host or "/" in host):
                 raise ConfigError(f"--cors-origin must be * or like https://example.org (no path), not {origin!r}")
+        for name in self.allowed_hosts:
+            if not name or set(name) & set("/:*@ "):
+                raise ConfigError(f"--allowed-host must be names like gateway.example (no port), not {name!r}")
 
 
 @dataclass(frozen=True, slots=True)

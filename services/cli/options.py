@@ -98,6 +98,18 @@ CorsOriginOption = Annotated[
         "None by default.",
     ),
 ]
+AllowedHostOption = Annotated[
+    str,
+    typer.Option(
+        "--allowed-host",
+        envvar="ORCA_ALLOWED_HOST",
+        metavar="NAME,…",
+        rich_help_panel=_PROCESS,
+        show_default=False,
+        help="Names other than localhost by which it may be called over HTTP where it listens on the loopback address "
+        "and has no API keys.",
+    ),
+]
 SchedulerOption = Annotated[
     str,
     typer.Option(

@@ -38,6 +38,7 @@ def gateway(
     http_port: opt.HttpPortOption = str(_HTTP.listen.port),
     max_body_bytes: opt.MaxBodyBytesOption = _HTTP.max_body_bytes,
     cors_origin: opt.CorsOriginOption = "",
+    allowed_host: opt.AllowedHostOption = "",
     max_requests: opt.MaxRequestsOption = _GATEWAY.max_requests,
     max_queued: acc.MaxQueuedOption = _GATEWAY.max_queued,
     max_queued_bytes: acc.MaxQueuedBytesOption = _GATEWAY.max_queued_bytes,
@@ -69,7 +70,7 @@ def gateway(
         tls=acc.public_tls(tls_cert, tls_key, tls_client_ca),
         mesh_tls=acc.mesh_tls(mesh_tls_cert, mesh_tls_key, mesh_tls_ca),
         observability=observability(metrics_host, metrics_port, otlp_endpoint),
-        http=http(http_host or host, http_port, max_body_bytes, cors_origin),
+        http=http(http_host or host, http_port, max_body_bytes, cors_origin, allowed_host),
     )
     _configure_logging(log_level, log_format, service="gateway")
     from services.gateway.app import run_gateway

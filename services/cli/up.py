@@ -48,6 +48,7 @@ def up(
     http_port: opt.HttpPortOption = str(_HTTP.listen.port),
     max_body_bytes: opt.MaxBodyBytesOption = _HTTP.max_body_bytes,
     cors_origin: opt.CorsOriginOption = "",
+    allowed_host: opt.AllowedHostOption = "",
     max_requests: opt.MaxRequestsOption = _GATEWAY.max_requests,
     max_queued: acc.MaxQueuedOption = _GATEWAY.max_queued,
     max_queued_bytes: acc.MaxQueuedBytesOption = _GATEWAY.max_queued_bytes,
@@ -90,7 +91,7 @@ def up(
     options = MeshOptions(
         engine=engine,
         listen=ListenConfig(host, grpc_port),
-        http=http(http_host or host, http_port, max_body_bytes, cors_origin),
+        http=http(http_host or host, http_port, max_body_bytes, cors_origin, allowed_host),
         max_requests=max_requests,
         max_queued=max_queued,
         max_queued_bytes=max_queued_bytes,

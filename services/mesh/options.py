@@ -151,6 +151,7 @@ class MeshOptions:
             *("--http-port", "off" if self.http is None else str(http.listen.port)),
             *("--max-body-bytes", str(http.max_body_bytes)),
             *("--cors-origin", ",".join(http.cors_origins)),
+            *("--allowed-host", ",".join(http.allowed_hosts)),
         ]
 
     def _service(self, name: str, listen: ListenConfig, *, place: int) -> list[str]:

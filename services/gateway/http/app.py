@@ -15,6 +15,7 @@ from services.gateway.http.chat_body import ChatBody
 from services.gateway.http.completion_body import CompletionBody
 from services.gateway.http.envelope import Envelope
 from services.gateway.http.errors import HttpError, error_response, http_error_of
+from services.gateway.http.host_names import HostNameMiddleware
 from services.gateway.http.inference import InferenceRoutes
 from services.gateway.http.metrics import HttpMetrics
 from services.gateway.http.models import ModelRoutes
@@ -36,6 +37,7 @@ from services.gateway.http.responses import (
 from services.gateway.http.tokenization import TokenizationRoutes
 from services.gateway.http.tokenization_body import DetokenizeBody, TokenizeBody
 from shared.errors import OrcaError
+from shared.tls import is_loopback
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -93,6 +95,7 @@ def build_app(
         ],
         middleware=[
             Middleware(Envelope, draining=lambda: readiness.is_draining, answered=metrics.answered),
+            *_host_names(config, authenticator),
             *_cors(config),
             Middleware(AuthenticationMiddleware, authenticator=authenticator),
         ],
@@ -100,6 +103,12 @@ def build_app(
     )
     application.router.redirect_slashes = False
     return application
+
+
+def _host_names(config: HttpConfig, authenticator: Authenticator) -> list[Middleware]:
+    if authenticator.requires_key or not is_loopback(config.listen.host):
+        return []
+    return [Middleware(HostNameMiddleware, allowed=config.allowed_hosts)]
 
 
 def _cors(config: HttpConfig) -> list[Middleware]:

@@ -72,16 +72,20 @@ def test_gateway_by_options(orca: Callable[..., Outcome], started: Started) -> N
 
 
 def test_gateway_over_http(orca: Callable[..., Outcome], started: Started) -> None:
-    origins = ("--cors-origin", "https://a.example,*")
+    origins = ("--cors-origin", "https://a.example,*", "--allowed-host", "a.example,b.example")
     orca("gateway", "--scheduler", "s:1", "--http-host", "h", "--http-port", "0", "--max-body-bytes", "4096", *origins)
-    assert started.config.http == HttpConfig(ListenConfig("h", 0), 4096, ("https://a.example", "*"))
+    names = ("a.example", "b.example")
+    assert started.config.http == HttpConfig(ListenConfig("h", 0), 4096, ("https://a.example", "*"), names)
     orca("gateway", "--scheduler", "s:1", "--http-port", "off")
     assert started.config.http is None
 
 
 @pytest.mark.parametrize(
     "bad",
-    [("--http-port", "many"), ("--http-port", "65536"), ("--max-body-bytes", "1"), ("--cors-origin", "a.example")],
+    [
+        *(("--http-port", "many"), ("--http-port", "65536"), ("--max-body-bytes", "1"), ("--cors-origin", "a.example")),
+        *(("--allowed-host", "a.example:8000"), ("--allowed-host", "a.example,,b.example"), ("--allowed-host", "*")),
+    ],
 )
 def test_bad_http_options_are_explained(orca: Callable[..., Outcome], started: Started, bad: tuple[str, str]) -> None:
     outcome = orca("gateway", "--scheduler", "s:1", *bad)

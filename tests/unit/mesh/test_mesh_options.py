@@ -39,7 +39,12 @@ OPTIONS = MeshOptions(
         ),
     ),
     listen=ListenConfig("0.0.0.0", 1234),
-    http=HttpConfig(ListenConfig("127.0.0.2", 4321), 5000, ("https://a.example", "https://b.example")),
+    http=HttpConfig(
+        ListenConfig("127.0.0.2", 4321),
+        5000,
+        cors_origins=("https://a.example", "https://b.example"),
+        allowed_hosts=("c.example", "d.example"),
+    ),
     max_requests=11,
     max_queued=12,
     max_queued_bytes=13,
@@ -130,6 +135,7 @@ def test_only_the_gateway_listens_outside() -> None:
         "http_port": "4321",
         "max_body_bytes": 5000,
         "cors_origin": "https://a.example,https://b.example",
+        "allowed_host": "c.example,d.example",
     }
 
 

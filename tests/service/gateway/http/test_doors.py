@@ -12,7 +12,7 @@ import pytest
 from services.gateway.api_keys import Authenticator
 from services.gateway.clients import ANONYMOUS, Client, calling_client
 from services.gateway.http.authentication import OPEN_PATHS
-from shared.config import HttpConfig
+from shared.config import HttpConfig, ListenConfig
 from shared.generation import Delta
 from shared.tls import TlsFiles, TlsRole
 from tests.certificates import Authority
@@ -168,6 +168,40 @@ async def test_origins_that_are_listed_may_call(start_front: StartFront) -> None
         assert response.headers["access-control-allow-origin"] == "https://a.example"
         other = await front.client.get("/v1/models", headers={"Origin": "https://b.example"})
         assert "access-control-allow-origin" not in other.headers
+
+
+FOREIGN = ("attacker.example", "Attacker.Example:8000", "127.0.0.1.attacker.example", "localhost.example.", "a.b:x:y")
+
+
+async def test_a_name_that_somebody_may_own_is_refused_where_everybody_may_call(start_front: StartFront) -> None:
+    async with start_front(HttpConfig(allowed_hosts=("Gateway.example",))) as front:
+        for name in FOREIGN:
+            for path in ("/v1/models", "/", "/health"):
+                response = await front.client.get(path, headers={"Host": name})
+                assert response.status_code == 403
+                error = response.json()["error"]
+                assert (error["type"], error["code"]) == ("permission_error", "host_not_allowed")
+                assert "--allowed-host" in error["message"]
+        assert await status_of(front, "GET", "/v1/models", "Host: attacker.example") == 403, "the second of two"
+        for name in ("localhost", "LOCALHOST:1", "localhost.", "a.localhost:1", "127.0.0.1:1", "[::1]:1", "10.0.0.1"):
+            assert (await front.client.get("/v1/models", headers={"Host": name})).status_code == 200, name
+        for name in ("gateway.example", "GATEWAY.example:8000", "myhost"):
+            assert (await front.client.get("/v1/models", headers={"Host": name})).status_code == 200, name
+
+
+async def test_elsewhere_names_do_not_matter(
+    start_front: StartFront, guarded: RunningFront, authority: Authority
+) -> None:
+    pair = authority.pair()
+    for starting in (
+        start_front(HttpConfig(ListenConfig("0.0.0.0"))),
+        start_front(tls=TlsFiles(pair.certificate, pair.private_key, role=TlsRole.PUBLIC)),
+    ):
+        async with starting as front:
+            for name in FOREIGN:
+                assert (await front.client.get("/v1/models", headers={"Host": name})).status_code == 200
+    headers = {"Host": FOREIGN[0], "Authorization": f"Bearer {KEY}"}
+    assert (await guarded.client.get("/v1/models", headers=headers)).status_code == 200
 
 
 @pytest.fixture
