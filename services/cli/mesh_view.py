@@ -95,11 +95,12 @@ class MeshView:
         if url:
             body = '{"prompt": "Once upon a time"}'
             commands.append(f"curl{access.curl_options} {url}/v1/completions --json '{body}'")
-        for number, command in enumerate(commands):
-            table.add_row(Text("" if number else "try", style="bold"), Text(command, style="cyan"))
         self._console.print(
             Panel(table, title=f"ready in {seconds:.1f} s, Ctrl-C stops it", border_style="green", expand=False)
         )
+        # Below the panel and unbroken, so that they can be copied as they are.
+        self.say("try")
+        self._print(*(Text(f"  {command}", style="cyan") for command in commands))
 
     def failed(self, service_exit: "ServiceExit") -> None:
         """Tell which process ended, how, and what it said last; its neighbours' complaints are not shown after it."""

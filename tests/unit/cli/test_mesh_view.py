@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import io
-import re
 
 import pytest
 from rich.console import Console
@@ -99,8 +98,8 @@ def test_ready_says_what_to_type_next() -> None:
         "http://127.0.0.1:8000/v1",
         "curl http://127.0.0.1:8000/v1/completions --json ",
         'orca generate "Once',
-        "orca chat ",
-        "orca status ",
+        "  orca chat\n",
+        "  orca status\n",
     ):
         assert said in text
     assert "--address" not in text
@@ -135,15 +134,15 @@ def test_what_clients_need_is_said_where_they_need_it() -> None:
 
 
 def test_what_to_type_next_works_with_keys_and_certificates() -> None:
-    screen = Screen(width=300)
+    screen = Screen(width=60)
     access = ClientAccess(needs_key=True, needs_tls=True, needs_certificate=True)
     screen.view.ready("127.0.0.1:50051", "https://127.0.0.1:8000", INFO, 1, access)
     text = "\n".join(screen.lines)
     own = " --client-cert client.pem --client-key client-key.pem"
-    assert re.search(r"try +export ORCA_API_KEY=…", text)
-    assert f'orca generate --tls-ca ca.pem{own} "Once' in text
-    assert f"orca top --tls-ca ca.pem{own} " in text
+    assert "try\n  export ORCA_API_KEY=…\n" in text
+    assert f'  orca generate --tls-ca ca.pem{own} "Once upon a time"\n' in text
+    assert f"  orca top --tls-ca ca.pem{own}\n" in text
     assert (
-        "curl --cacert ca.pem --cert client.pem --key client-key.pem "
+        "  curl --cacert ca.pem --cert client.pem --key client-key.pem "
         '-H "Authorization: Bearer $ORCA_API_KEY" https://127.0.0.1:8000/v1/completions --json '
     ) in text
