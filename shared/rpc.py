@@ -72,7 +72,7 @@ _CHANNEL_OPTIONS: list[tuple[str, Any]] = [
     ("grpc.max_reconnect_backoff_ms", 2_000),
 ]
 _SERVER_OPTIONS: list[tuple[str, Any]] = [
-    *_MESSAGE_OPTIONS,
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     # A second server on a taken port must fail, not steal calls.
     ("grpc.so_reuseport", 0),
     # Pings are permitted more often than any client of ours sends them, also between calls.
@@ -262,6 +262,7 @@ class RpcServer:
         self,
         *,
         max_concurrent_rpcs: int | None = None,
+        max_request_bytes: int = MAX_MESSAGE_BYTES,
         tls: TlsCredentials | None = None,
         authenticate: Authenticate | None = None,
     ) -> None:
@@ -273,7 +274,7 @@ class RpcServer:
         self._tls = tls
         self._server = aio.server(
             interceptors=[*gate, _ErrorInterceptor()],
-            options=_SERVER_OPTIONS,
+            options=[*_SERVER_OPTIONS, ("grpc.max_receive_message_length", max_request_bytes)],
             maximum_concurrent_rpcs=max_concurrent_rpcs,
         )
         self._health = health.aio.HealthServicer()

@@ -31,6 +31,9 @@ __all__ = [
     "DEFAULT_MAX_TOKENS",
     "MAX_CHOICES",
     "check_messages",
+    "check_num_messages",
+    "check_num_prompts",
+    "check_num_tool_calls",
     "check_options",
     "check_text",
     "check_vocabulary",
@@ -44,6 +47,9 @@ DEFAULT_MAX_TOKENS = 16
 
 MAX_CHOICES = 128
 """Of a request, those that ``best_of`` drops included."""
+
+MAX_MESSAGES = 4096
+"""Of a conversation: each takes the template's time, however short it is."""
 
 MAX_REQUEST_ID_CHARACTERS = 128
 MAX_STOP_TOKEN_IDS = 1024
@@ -95,6 +101,14 @@ def count_candidates(options: GenerateOptions, num_prompts: int) -> int:
     return total
 
 
+def check_num_prompts(num_prompts: int) -> None:
+    """Refuse more prompts than a request may have, before each is looked at."""
+    if num_prompts > MAX_CHOICES:
+        raise InvalidRequestError(
+            f"there are {num_prompts} prompts; at most {MAX_CHOICES} choices are allowed", field="prompts"
+        )
+
+
 def num_utf8_bytes(field: str, text: str) -> int:
     """Return how long a text is; refuse one that has no UTF-8 form."""
     try:
@@ -114,12 +128,30 @@ def check_text(field: str, num_bytes: int, engine: EngineInfo) -> None:
         )
 
 
+def check_num_messages(num_messages: int) -> None:
+    """Refuse more turns than a conversation may have, before each is looked at."""
+    if num_messages > MAX_MESSAGES:
+        raise InvalidRequestError(
+            f"there are {num_messages} messages; at most {MAX_MESSAGES} are allowed", field="messages"
+        )
+
+
+def check_num_tool_calls(num_calls: int) -> None:
+    """Refuse more calls of tools than a conversation may have, before each is looked at."""
+    if num_calls > MAX_MESSAGES:
+        raise InvalidRequestError(
+            f"the messages have {num_calls} calls of tools; at most {MAX_MESSAGES} are allowed", field="messages"
+        )
+
+
 def check_messages(messages: Sequence[ChatMessage]) -> None:
     """Refuse a conversation without turns, or with a turn of nobody."""
     if not messages:
         raise InvalidRequestError(
             "messages is empty; send at least one, for example with role 'user'", field="messages"
         )
+    check_num_messages(len(messages))
+    check_num_tool_calls(sum(len(message.tool_calls) for message in messages))
     for index, message in enumerate(messages):
         if not message.role:
             raise InvalidRequestError(

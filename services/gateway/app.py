@@ -41,6 +41,9 @@ if TYPE_CHECKING:
 
 __all__ = ["run_gateway"]
 
+_MAX_REQUEST_BYTES = 4 << 20
+"""Of a call: hundreds of thousands of token ids. A small message may stand for much more memory than it takes."""
+
 _STOP_GRACE_S = 1.0
 """What is left to say once everything has drained: the ends of streams."""
 
@@ -69,6 +72,7 @@ async def run_gateway(
         tls=mesh_tls,
     )
     server = RpcServer(
+        max_request_bytes=_MAX_REQUEST_BYTES,
         tls=load_tls(config.tls),
         authenticate=(lambda header: bind_client(keys.authenticate(header))) if keys.requires_key else None,
     )

@@ -125,7 +125,6 @@ class Conversation:
         """Look at the turns and at the length of it all."""
         request = self._request
         check_messages(request.messages)
-        tool_use(request, model.text)
         texts = [
             text
             for message in request.messages
@@ -134,6 +133,7 @@ class Conversation:
         texts += [text for tool in request.tools for text in (tool.name, tool.description, tool.parameters)]
         num_bytes = sum(num_utf8_bytes("messages", text) for text in texts)
         check_text("messages", num_bytes, model.engine)
+        tool_use(request, model.text)
         return num_bytes
 
     async def prepare(self, model: ServedModel) -> PreparedPrompts:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import math
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from services.gateway.admission import check_num_messages, check_num_prompts, check_num_tool_calls
 from shared.codec.generation import (
     chat_from_pb,
     delta_to_pb,
@@ -50,6 +52,7 @@ class GatewayServicer(gateway_pb2_grpc.GatewayServicer):
         self, request: gateway_pb2.GenerateRequest, context: _Context
     ) -> AsyncGenerator[gateway_pb2.GenerateResponse, None]:
         """Stream the continuation of a prompt."""
+        check_num_prompts(len(request.prompts))
         wanted = _named(generate_from_pb(request), context)
         deltas = self._generation.generate(wanted, call_timeout_s=context.time_remaining())
         return _responses(deltas, wanted.options.timeout_s)
@@ -58,6 +61,8 @@ class GatewayServicer(gateway_pb2_grpc.GatewayServicer):
         self, request: gateway_pb2.ChatRequest, context: _Context
     ) -> AsyncGenerator[gateway_pb2.GenerateResponse, None]:
         """Stream the answer to a conversation."""
+        check_num_messages(len(request.messages))
+        check_num_tool_calls(sum(len(message.tool_calls) for message in request.messages))
         wanted = _named(chat_from_pb(request), context)
         deltas = self._generation.chat(wanted, call_timeout_s=context.time_remaining())
         return _responses(deltas, wanted.options.timeout_s)
@@ -126,7 +131,7 @@ async def _responses(
 @contextlib.contextmanager
 def _cancelled_after(timeout_s: float | None) -> Iterator[None]:
     call = asyncio.current_task()
-    if timeout_s is None or call is None:
+    if timeout_s is None or not 0 < timeout_s < math.inf or call is None:  # one that is no time is refused later
         yield
         return
     timer = asyncio.get_running_loop().call_later(timeout_s + _LAST_WORD_S, call.cancel)

@@ -6,7 +6,7 @@ from pydantic import Field, PlainValidator, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
 from services.gateway.http.errors import HttpError
-from services.gateway.http.fields import Body, JsonSchema, Only, OnlyFalse, OnlyNull, OnlyTrue, limited
+from services.gateway.http.fields import Body, Items, JsonSchema, Only, OnlyFalse, OnlyNull, OnlyTrue, limited
 from services.gateway.http.generation_body import GenerationBody
 from shared.generation import ChatMessage, ChatRequest, Tool, ToolCall, ToolChoice, ToolMode
 
@@ -148,7 +148,7 @@ class AssistantBody(_Message):
 
     role: Literal["assistant"]
     content: Content | None = None
-    tool_calls: list[ToolCallBody] | None = None
+    tool_calls: Items[ToolCallBody] | None = None
     refusal: str | None = None
     """Taken as the content where there is none."""
 
@@ -200,14 +200,14 @@ class ToolBody(Body):
 class ChatBody(GenerationBody):
     """A conversation to answer."""
 
-    messages: list[MessageBody]
+    messages: Items[MessageBody]
     max_completion_tokens: int | None = limited(minimum=0)
     """Most output tokens; by default what is left of the context."""
     logprobs: bool | None = None
     """Give log probabilities of the tokens."""
     top_logprobs: int | None = Field(default=None, ge=0, le=20)
     """Give so many of the most likely ones, too; needs ``logprobs``."""
-    tools: list[ToolBody] | None = None
+    tools: Items[ToolBody] | None = None
     tool_choice: ToolChoiceField = None
     parallel_tool_calls: bool | None = None
     """False: at most one call, which ends the output."""

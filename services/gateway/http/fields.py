@@ -7,7 +7,7 @@ which is the same as leaving it out.
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, PlainValidator, WithJsonSchema
 from pydantic_core import PydanticCustomError, core_schema
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Body",
+    "Items",
     "JsonSchema",
     "JsonSchemaOrText",
     "Only",
@@ -31,6 +32,20 @@ __all__ = [
     "Stop",
     "TokenIds",
 ]
+
+
+_T = TypeVar("_T")
+
+
+class _FirstFaultOnly:
+    """pydantic's ``FailFast``, which cannot be hashed, hence not be part of a union."""
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return handler(source) | {"fail_fast": True}  # type: ignore[return-value]  # a list's schema
+
+
+Items = Annotated[list[_T], _FirstFaultOnly()]
+"""A list whose first faulty item is told: a client may send a million of them."""
 
 
 class Body(BaseModel):

@@ -12,6 +12,7 @@ from services.gateway.admission import MAX_CHOICES, MAX_TEMPERATURE
 from services.gateway.http.errors import HttpError
 from services.gateway.http.fields import (
     Body,
+    Items,
     JsonSchemaOrText,
     Only,
     OnlyFalse,
@@ -78,7 +79,7 @@ class GenerationBody(Body):
     structured_outputs: StructuredOutputs | None = None
     guided_json: JsonSchemaOrText | None = None
     guided_regex: str | None = None
-    guided_choice: list[str] | None = None
+    guided_choice: Items[str] | None = None
     guided_grammar: str | None = None
     timeout: float | None = limited(exclusiveMinimum=0)
     """Give up after so many seconds, with status 408."""

@@ -5,7 +5,7 @@ from typing import Literal
 from pydantic import Field
 
 from services.gateway.http.errors import HttpError
-from services.gateway.http.fields import Body, JsonSchema, JsonSchemaOrText, OnlyFalse, OnlyNull
+from services.gateway.http.fields import Body, Items, JsonSchema, JsonSchemaOrText, OnlyFalse, OnlyNull
 from shared.generation import Guidance, GuidanceKind
 
 __all__ = ["ResponseFormat", "StructuredOutputs", "guidance_of"]
@@ -35,7 +35,7 @@ class StructuredOutputs(Body):
     json_object: bool | None = None
     """Any JSON object."""
     regex: str | None = None
-    choice: list[str] | None = None
+    choice: Items[str] | None = None
     grammar: str | None = None
     """A context-free grammar in Lark's notation."""
     structural_tag: OnlyNull = None

@@ -1,7 +1,9 @@
 """From the bytes of a request's body to a checked object, or a refusal that names the field.
 
 The body is never larger in memory than the limit: one that is announced to be is refused unread, one that turns out to
-be is cut off. Its JSON is strict: no NaN, no trailing commas, no lone surrogates.
+be is cut off. What it holds is counted before it is built (`body_size`), and large bodies are built one at a time, off
+the event loop: neither memory nor anybody's tokens depend on how many come. Its JSON is strict: no NaN, no trailing
+commas, no lone surrogates.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import orjson
 from pydantic import BaseModel, ValidationError
 from starlette.requests import ClientDisconnect
 
+from services.gateway.http.body_size import overload
 from services.gateway.http.chat_body import ROLES
 from services.gateway.http.errors import HttpError
 
@@ -36,6 +39,7 @@ class BodyReader:
     def __init__(self, max_bytes: int, timeout_s: float) -> None:
         self._max_bytes = max_bytes
         self._timeout_s = timeout_s
+        self._large_turn = asyncio.Lock()
 
     async def read(self, request: Request, model: type[_Model]) -> _Model:
         """Return the body as ``model``.
@@ -55,7 +59,8 @@ class BodyReader:
         except TimeoutError:
             raise HttpError(408, f"the body did not come within {self._timeout_s:g} seconds") from None
         if len(data) > _THREAD_BYTES:
-            return await asyncio.to_thread(_parse, data, model)
+            async with self._large_turn:
+                return await asyncio.to_thread(_parse, data, model)
         return _parse(data, model)
 
     async def _collect(self, request: Request) -> bytearray:
@@ -83,6 +88,9 @@ class BodyReader:
 
 
 def _parse(data: bytearray, model: type[_Model]) -> _Model:
+    excess = overload(data)
+    if excess is not None:
+        raise HttpError(413, f"the body has {excess}, which is the most that is allowed", code="request_too_large")
     try:
         value = orjson.loads(data)
     except orjson.JSONDecodeError as error:

@@ -2,7 +2,7 @@
 
 from services.gateway.http.chat_body import MessageBody, ToolBody, continues
 from services.gateway.http.errors import HttpError
-from services.gateway.http.fields import Body, OnlyFalse, OnlyNull, TokenIds
+from services.gateway.http.fields import Body, Items, OnlyFalse, OnlyNull, TokenIds
 from shared.generation import ChatRequest
 
 __all__ = ["DetokenizeBody", "TokenizeBody"]
@@ -14,12 +14,12 @@ class TokenizeBody(Body):
     model: str | None = None
     """The served model's name; may be left out, since there is one only."""
     prompt: str | None = None
-    messages: list[MessageBody] | None = None
+    messages: Items[MessageBody] | None = None
     add_special_tokens: bool | None = None
     """Add what the model wants around every text; default true. Not for messages: there the template does it."""
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
-    tools: list[ToolBody] | None = None
+    tools: Items[ToolBody] | None = None
     chat_template: OnlyNull = None
     chat_template_kwargs: OnlyNull = None
     return_token_strs: OnlyFalse = None

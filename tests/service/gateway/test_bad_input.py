@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from time import process_time
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -123,6 +124,47 @@ async def test_chat_refuses(gateway: RunningGateway, name: str) -> None:
     with pytest.raises(InvalidRequestError) as caught:
         await anext(gateway.client.chat(messages, GenerateOptions(**options)))
     assert message in str(caught.value)
+
+
+MANY: dict[str, gateway_pb2.GenerateRequest | gateway_pb2.ChatRequest] = {
+    "there are 1000000 prompts; at most 128": gateway_pb2.GenerateRequest(prompts=[gateway_pb2.Prompt()] * 1_000_000),
+    "there are 1000000 messages; at most 4096": gateway_pb2.ChatRequest(
+        messages=[gateway_pb2.ChatMessage()] * 1_000_000
+    ),
+    "the messages have 1000000 calls of tools; at most 4096": gateway_pb2.ChatRequest(
+        messages=[gateway_pb2.ChatMessage(role="assistant", tool_calls=[gateway_pb2.ToolCall()] * 1_000_000)]
+    ),
+}
+
+
+@pytest.mark.parametrize("message", MANY)
+async def test_what_is_too_many_is_counted_before_it_is_looked_at(gateway: RunningGateway, message: str) -> None:
+    request = MANY[message]
+    async with connect(gateway.address) as channel:
+        stub = gateway_pb2_grpc.GatewayStub(channel)
+        started = process_time()
+        call = stub.Chat(request) if isinstance(request, gateway_pb2.ChatRequest) else stub.Generate(request)
+        with pytest.raises(aio.AioRpcError) as caught:
+            await call.read()
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert message in str(caught.value.details())
+    assert process_time() - started < 1
+
+
+async def test_a_message_is_no_larger_than_it_need_be(gateway: RunningGateway) -> None:
+    async with connect(gateway.address) as channel:
+        with pytest.raises(aio.AioRpcError) as caught:
+            await gateway_pb2_grpc.GatewayStub(channel).Generate(with_text("a" * (4 << 20))).read()
+    assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+@pytest.mark.parametrize("timeout_s", [NAN, float("inf"), float("-inf"), -1.0, 0.0])
+async def test_a_time_that_is_none_is_refused(gateway: RunningGateway, timeout_s: float) -> None:
+    async with connect(gateway.address) as channel:
+        with pytest.raises(aio.AioRpcError) as caught:
+            await gateway_pb2_grpc.GatewayStub(channel).Generate(with_options(timeout_s=timeout_s)).read()
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert "timeout_s is" in str(caught.value.details())
 
 
 @pytest.mark.parametrize(
