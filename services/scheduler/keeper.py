@@ -106,6 +106,13 @@ class EngineKeeper:
             tp_size=link.info.tp_size,
             num_slots=link.info.num_slots,
         )
+        if link.info.num_slots < link.info.max_model_len:
+            get_logger().warning(
+                "context_exceeds_kv",
+                max_model_len=link.info.max_model_len,
+                num_slots=link.info.num_slots,
+                advice="no request can have more tokens than K/V slots: raise --kv-memory for the whole context",
+            )
         watches = [
             asyncio.ensure_future(watch)
             for watch in (

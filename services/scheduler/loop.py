@@ -123,9 +123,9 @@ class EngineLoop:
         self._put(_EpochEnded())
 
     async def watch_progress(self, limit_s: float) -> None:
-        """Raise ``EngineLostError`` when iterations are in flight and nothing comes back for so long.
+        """Raise ``EngineLostError`` when there is something to do and nothing is sent or comes back for so long.
 
-        A worker that hangs keeps its streams open, so nothing else would tell.
+        A worker whose computation hangs still gives signs of life, so nothing else would tell.
         """
         while True:
             self._progress.clear()
@@ -133,8 +133,14 @@ class EngineLoop:
                 async with asyncio.timeout(limit_s):
                     await self._progress.wait()
             except TimeoutError:
-                if self._core.stats().num_in_flight_steps:
+                stats = self._core.stats()
+                if stats.num_in_flight_steps:
                     raise EngineLostError(f"no iteration has come back for {limit_s:g} s: a worker hangs") from None
+                if stats.num_running or stats.num_waiting:
+                    raise EngineLostError(
+                        f"{stats.num_waiting} requests wait and {stats.num_running} have started, but no iteration "
+                        f"has been sent for {limit_s:g} s: the scheduler is stuck"
+                    ) from None
 
     async def drain(self) -> None:
         """Refuse new requests from now on and wait until those in the pool have ended."""

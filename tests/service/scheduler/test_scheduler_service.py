@@ -15,6 +15,7 @@ from grpc import aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from services.scheduler.app import run_scheduler
+from services.scheduler.core.core import SchedulerCore
 from shared.config import EngineConfig, ListenConfig, SchedulerConfig
 from shared.errors import ConfigError, ModelError
 from shared.ids import Handle, StepId
@@ -353,6 +354,25 @@ async def test_a_worker_that_hangs_is_told_and_the_next_epoch_goes_on(start_sche
         await worker.plans.get()  # and never answers
         assert (await session.next()).engine_lost
         assert "a worker hangs" in (await scheduler.status()).reason
+        worker.answer(await worker.plans.get(), 7)
+        await session.until_ended(0)
+        assert session.tokens == {0: [7]}
+
+
+async def test_requests_that_wait_while_nothing_is_done_are_told_and_the_next_epoch_goes_on(
+    start_scheduler: StartScheduler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with (
+        start_scheduler(collective_timeout_s=1) as scheduler,
+        worker_of(scheduler) as worker,
+        scheduler.session() as session,
+    ):
+        await session.next()
+        with monkeypatch.context() as patch:
+            patch.setattr(SchedulerCore, "schedule", lambda *_: None)
+            await session.send(make_submit(0, max_tokens=1))
+            assert (await session.next()).engine_lost
+        assert "1 requests wait and 0 have started" in (await scheduler.status()).reason
         worker.answer(await worker.plans.get(), 7)
         await session.until_ended(0)
         assert session.tokens == {0: [7]}
