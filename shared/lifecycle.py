@@ -17,8 +17,6 @@ import threading
 import time
 from typing import TYPE_CHECKING, NoReturn
 
-import uvloop
-
 from shared.errors import OrcaError
 from shared.log import get_logger
 
@@ -69,16 +67,24 @@ class Shutdown:
 def run_service(
     main: Callable[[Shutdown], Awaitable[None]], *, grace_s: float = 10.0, exit_with_parent: bool = False
 ) -> NoReturn:
-    """Run ``main`` on a uvloop until it returns, then end the process.
+    """Run ``main`` until it returns, on a uvloop where there is one, then end the process.
 
     Exit code 0: it left as asked. 1: it failed, and the cause has been logged as one event.
     """
     try:
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        with asyncio.Runner(loop_factory=_new_event_loop) as runner:
             exit_code = runner.run(_serve(main, grace_s, exit_with_parent))
     except KeyboardInterrupt:
         exit_code = 130
     _end_process(exit_code)
+
+
+def _new_event_loop() -> asyncio.AbstractEventLoop:
+    try:
+        import uvloop
+    except ImportError:  # it is not to be had on every platform
+        return asyncio.new_event_loop()
+    return uvloop.new_event_loop()
 
 
 async def _serve(main: Callable[[Shutdown], Awaitable[None]], grace_s: float, exit_with_parent: bool) -> int:

@@ -143,6 +143,11 @@ def nobody_sleeps(use: Use) -> bool:
     return use.is_call and leaf(use) == "sleep" and use.path not in SLEEPS
 
 
+def nobody_forks(use: Use) -> bool:
+    # gRPC's threads do not survive a fork; programs are started instead (subprocess, asyncio).
+    return use.lies_in(*OURS) and (use.is_of("multiprocessing") or use.name in {"os.fork", "os.forkpty"})
+
+
 def nobody_pickles(use: Use) -> bool:
     if use.is_call:
         return use.name in {"torch.load", "torch.save"} or leaf(use) in OBJECT_COLLECTIVES
@@ -170,6 +175,8 @@ RULES_WITH_BAD_SAMPLES: list[tuple[Callable[[Use], bool], str, str]] = [
     (opentelemetry_is_an_extra, "services/gateway/x.py", "from opentelemetry import trace"),
     (nobody_sleeps, "services/worker/x.py", "import asyncio\nasync def f():\n    await asyncio.sleep(1)"),
     (nobody_sleeps, "tests/unit/x.py", "from time import sleep\nsleep(1)"),
+    (nobody_forks, "services/worker/x.py", "import os\ndef f():\n    os.fork()"),
+    (nobody_forks, "shared/x.py", "from multiprocessing import get_context"),
     (nobody_pickles, "shared/x.py", "import pickle"),
     (nobody_pickles, "services/worker/model/x.py", "import torch\ntorch.load('weights.bin')"),
     (nobody_pickles, "services/worker/x.py", "import torch.distributed as dist\ndist.broadcast_object_list([1])"),
