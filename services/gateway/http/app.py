@@ -15,6 +15,7 @@ from services.gateway.http.chat_body import ChatBody
 from services.gateway.http.completion_body import CompletionBody
 from services.gateway.http.envelope import Envelope
 from services.gateway.http.errors import HttpError, error_response, http_error_of
+from services.gateway.http.failures import FailureMiddleware
 from services.gateway.http.host_names import HostNameMiddleware
 from services.gateway.http.inference import InferenceRoutes
 from services.gateway.http.metrics import HttpMetrics
@@ -97,6 +98,7 @@ def build_app(
             Middleware(Envelope, draining=lambda: readiness.is_draining, answered=metrics.answered),
             *_host_names(config, authenticator),
             *_cors(config),
+            Middleware(FailureMiddleware),
             Middleware(AuthenticationMiddleware, authenticator=authenticator),
         ],
         exception_handlers={HttpError: _answer, HTTPException: _answer, OrcaError: _answer},

@@ -7,7 +7,10 @@ the second one's host resets the connection. So a half-closed connection is sent
 fails. Over TLS and for HTTP/1.0 there is nothing of the kind, and the end of what is read is the end.
 
 *Time and size of a head.* A client has some seconds and some kilobytes for the head of each request, and as long to
-send the rest of a body that was refused unread.
+send the rest of a body that was refused unread. What comes in and is neither head nor body, extensions of chunks and
+trailers, has no more kilobytes, and nobody reads it: a trailer is no header.
+
+*HTTP/1.0.* Its clients know no chunks: where a response does not know its length, it ends with the connection.
 
 *Upgrades.* Some clients ask each time whether the server would rather speak another protocol (Java's asks for HTTP/2).
 It would not: such a request is read as if it had not asked, with its body, which the parser leaves to that protocol.
@@ -27,15 +30,18 @@ from services.gateway.http.errors import HttpError
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Iterator
+    from collections.abc import Callable, Coroutine, Iterator
 
     from starlette.types import Scope
+    from uvicorn._types import ASGISendEvent
     from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 __all__ = ["ClientConnection", "ResponseControl", "response_control"]
 
 HEAD_TIMEOUT_S = 20.0
 MAX_HEAD_BYTES = 64 << 10
+_FIELD_BYTES = 4
+"""What separates name, value and line."""
 
 _EXTENSION = "orca.response"
 _UPGRADE_HEADERS = {b"upgrade", b"connection", b"http2-settings"}
@@ -44,6 +50,18 @@ _COMMENT = b"3\r\n:\n\n\r\n"
 """A server-sent comment as a chunk."""
 _PROBE_INTERVALS_S = (0.1, 1.0)
 """Probes go in pairs: the first one brings the reset, if any, the second one meets it."""
+
+
+class _AnyLength(int):
+    """The length of a response that ends with its connection, for a server that knows lengths and chunks only."""
+
+    def __lt__(self, other: object) -> bool:
+        """Nothing is too long."""
+        return False
+
+    def __sub__(self, other: object) -> _AnyLength:
+        """Nothing is missing."""
+        return self
 
 
 class ResponseControl:
@@ -73,7 +91,11 @@ class ClientConnection(HttpToolsProtocol):
         super().__init__(*arguments, **options)
         self._control = ResponseControl()
         self._head_timer: asyncio.TimerHandle | None = None
+        self._is_in_head = False
         self._num_head_bytes = 0
+        """Of the fields of the head that is being read, as far as they are whole."""
+        self._num_loose_bytes = 0
+        """What has come since the last end of a head, piece of a body, or end of a request."""
         self._probe_timer: asyncio.TimerHandle | None = None
         self._half_closed = False
 
@@ -94,23 +116,54 @@ class ClientConnection(HttpToolsProtocol):
         if self._head_timer is None and self._is_idle:
             self._await_head()
         self._unset_keepalive_if_required()
+        self._num_loose_bytes += len(data)
         self._parse(data)
-        if self._head_timer is not None and self._is_idle:
-            self._num_head_bytes += len(data)
-            if self._num_head_bytes > MAX_HEAD_BYTES and not self._is_receiving_refused_body:
-                self._refuse(HttpError(431, f"the head of the request has more than {MAX_HEAD_BYTES} bytes"))
+        if self._num_loose_bytes > MAX_HEAD_BYTES:
+            self._refuse(_too_large_head())
+
+    def on_message_begin(self) -> None:
+        """Begin with a head."""
+        super().on_message_begin()
+        self._is_in_head = True
+        self._num_head_bytes = 0
+
+    def on_url(self, url: bytes) -> None:
+        """Take a part of the address."""
+        super().on_url(url)
+        self._num_head_bytes += len(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Take a header; a trailer is left."""
+        if self._is_in_head:
+            super().on_header(name, value)
+            self._num_head_bytes += len(name) + len(value) + _FIELD_BYTES
 
     def on_headers_complete(self) -> None:
-        """Begin with a request."""
+        """Begin with a request. Raises ``HttpError``, which the parser hands on."""
+        self._is_in_head = False
+        self._num_loose_bytes = 0
+        version = self.parser.get_http_version()
+        if version not in {"1.0", "1.1"}:
+            raise HttpError(505, f"this server speaks HTTP/1.1, not HTTP/{version}", code="invalid_http")
+        if self._num_head_bytes > MAX_HEAD_BYTES:
+            raise _too_large_head()
         if self.parser.should_upgrade():
             return
         self._head_came()
         super().on_headers_complete()
+        if version == "1.0":
+            self.cycle.send = _unframed(self.cycle)  # type: ignore[method-assign,assignment]  # of one object
         self._control = ResponseControl(self.cycle)
         self.scope["extensions"] = {_EXTENSION: self._control}  # type: ignore[dict-item]  # one of our own
 
+    def on_body(self, body: bytes) -> None:
+        """Take a piece of a body."""
+        self._num_loose_bytes = 0
+        super().on_body(body)
+
     def on_message_complete(self) -> None:
         """End with a request's body."""
+        self._num_loose_bytes = 0
         if not self.parser.should_upgrade():
             super().on_message_complete()
 
@@ -140,10 +193,10 @@ class ClientConnection(HttpToolsProtocol):
         cycle: RequestResponseCycle | None = self.cycle
         return cycle is None or cycle.response_complete
 
-    @property
-    def _is_receiving_refused_body(self) -> bool:
-        cycle: RequestResponseCycle | None = self.cycle
-        return cycle is not None and cycle.response_complete and cycle.more_body
+    @staticmethod
+    def _has_ended(cycle: RequestResponseCycle) -> bool:
+        """Both ways: a body that was refused unread may still come after the response."""
+        return cycle.response_complete and not cycle.more_body
 
     def _parse(self, data: bytes) -> None:
         try:
@@ -154,8 +207,11 @@ class ClientConnection(HttpToolsProtocol):
                 self._refuse(HttpError(405, "this is no proxy", code="method_not_allowed"))
             else:
                 self._parse_without_upgrade(rest)
-        except httptools.HttpParserError:
-            self.send_400_response("this is no HTTP request")
+        except httptools.HttpParserError as failure:
+            if isinstance(failure.__context__, HttpError):
+                self._refuse(failure.__context__)
+            else:
+                self.send_400_response("this is no HTTP request")
 
     def _parse_without_upgrade(self, rest: bytes) -> None:
         """Read the head again, but for the wish, and go on with what came after it."""
@@ -169,15 +225,19 @@ class ClientConnection(HttpToolsProtocol):
         self._head_timer = self.loop.call_later(HEAD_TIMEOUT_S, self.transport.close)
 
     def _head_came(self) -> None:
-        self._num_head_bytes = 0
         if self._head_timer is not None:
             self._head_timer.cancel()
             self._head_timer = None
 
     def _refuse(self, error: HttpError) -> None:
-        body = error.body()
-        head = b"content-type: application/json\r\nconnection: close\r\ncontent-length: %d\r\n\r\n" % len(body)
-        self.transport.write(STATUS_LINE[error.status] + head + body)
+        """Close; say why where no response is on its way that it would become a part of."""
+        if self.transport.is_closing():
+            return
+        cycle: RequestResponseCycle | None = self.cycle
+        if not self.pipeline and (cycle is None or not cycle.response_started or self._has_ended(cycle)):
+            body = error.body()
+            head = b"content-type: application/json\r\nconnection: close\r\ncontent-length: %d\r\n\r\n" % len(body)
+            self.transport.write(STATUS_LINE[error.status] + head + body)
         self.transport.close()
 
     def _probe(self, intervals_s: Iterator[float]) -> None:
@@ -190,3 +250,21 @@ class ClientConnection(HttpToolsProtocol):
         elif self._control.streams_events and cycle.chunked_encoding:
             self.transport.write(_COMMENT)
         self._probe_timer = self.loop.call_later(next(intervals_s), self._probe, intervals_s)
+
+
+def _too_large_head() -> HttpError:
+    return HttpError(431, f"the head of the request, or its trailers, have more than {MAX_HEAD_BYTES} bytes")
+
+
+def _unframed(cycle: RequestResponseCycle) -> Callable[[ASGISendEvent], Coroutine[Any, Any, None]]:
+    """How a response to HTTP/1.0 is sent."""
+    send = cycle.send
+
+    async def send_unframed(message: ASGISendEvent) -> None:
+        if message["type"] == "http.response.start":
+            names = [name for name, _ in message.get("headers", [])]
+            if b"content-length" not in names:
+                cycle.chunked_encoding, cycle.expected_content_length = False, _AnyLength()
+        await send(message)
+
+    return send_unframed

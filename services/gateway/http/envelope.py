@@ -1,7 +1,4 @@
-"""What every request and every response has, whatever is between: id, log line, an end for every failure.
-
-The outermost layer: nothing that goes wrong below it gets out as anything but OpenAI's error object.
-"""
+"""What every request and every response has, whatever is between: id, log line, count. The outermost layer."""
 
 from __future__ import annotations
 
@@ -13,7 +10,6 @@ from starlette.requests import ClientDisconnect
 from starlette.routing import Route
 
 from services.gateway.http.authentication import OPEN_PATHS
-from services.gateway.http.errors import error_response, http_error_of
 from services.gateway.http.request_ids import REQUEST_ID_HEADER, bind_request_id
 from shared.log import get_logger
 from shared.tracing import TRACEPARENT_KEY, bind_traceparent
@@ -63,10 +59,6 @@ class Envelope:
                 await self._app(scope, receive, send_enveloped)
             except ClientDisconnect:
                 pass
-            except Exception as error:
-                if status != _CLIENT_LEFT:
-                    raise
-                await error_response(http_error_of(error))(scope, receive, send_enveloped)
             finally:
                 self._answered(_route(scope), status)
                 log = get_logger().debug if scope["raw_path"] in OPEN_PATHS else get_logger().info

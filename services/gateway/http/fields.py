@@ -7,7 +7,7 @@ which is the same as leaving it out.
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, cast
 
 from pydantic import BaseModel, ConfigDict, Field, PlainValidator, WithJsonSchema
 from pydantic_core import PydanticCustomError, core_schema
@@ -41,7 +41,7 @@ class _FirstFaultOnly:
     """pydantic's ``FailFast``, which cannot be hashed, hence not be part of a union."""
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        return handler(source) | {"fail_fast": True}  # type: ignore[return-value]  # a list's schema
+        return cast("CoreSchema", {**handler(source), "fail_fast": True})
 
 
 Items = Annotated[list[_T], _FirstFaultOnly()]

@@ -57,7 +57,8 @@ class BodyReader:
             async with asyncio.timeout(self._timeout_s):
                 data = await self._collect(request)
         except TimeoutError:
-            raise HttpError(408, f"the body did not come within {self._timeout_s:g} seconds") from None
+            message = f"the body did not come within {self._timeout_s:g} seconds"
+            raise HttpError(408, message, "timeout_error", code="timeout") from None
         if len(data) > _THREAD_BYTES:
             async with self._large_turn:
                 return await asyncio.to_thread(_parse, data, model)

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import json
 import resource
 from typing import TYPE_CHECKING
 
 import pytest
 
+from services.gateway.api_keys import Authenticator
 from services.gateway.http import app, connection
 from shared.config import HttpConfig
+from shared.generation import Delta
 from tests.fakes.fake_generation import last
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
+    from pathlib import Path
 
     from tests.service.gateway.http.conftest import RunningFront, StartFront
 
@@ -130,6 +135,7 @@ async def test_a_body_that_does_not_come(start_front: StartFront, monkeypatch: p
         reader, writer = await front.connect()
         writer.write(f"{HEAD}Content-Length: 10\r\n\r\n{{".encode())
         assert (await asyncio.wait_for(reader.readuntil(b"\r\n"), 2)).startswith(b"HTTP/1.1 408 ")
+        assert b'"type":"timeout_error"' in await asyncio.wait_for(reader.readuntil(b"}}"), 2)
         writer.close()
 
 
@@ -164,10 +170,110 @@ async def test_a_head_without_end(front: RunningFront) -> None:
     assert '"error"' in answer
 
 
+async def test_a_head_that_is_too_large_in_one_piece(front: RunningFront) -> None:
+    for head in ("GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n", HEAD + "Content-Length: 14\r\n"):
+        answer = await talk(front, f'{head}X-Long: {"x" * 70_000}\r\n\r\n{{"prompt":"x"}}')
+        assert answer.startswith("HTTP/1.1 431 ")
+        assert answer.count("HTTP/1.1") == 1
+
+
+CHUNKED = "Transfer-Encoding: chunked\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    ("opening", "more"),
+    [
+        (f"{HEAD}{CHUNKED}0\r\nA: ", "a"),
+        (f"{HEAD}{CHUNKED}0\r\n", "A: a\r\n"),
+        (f"{HEAD}{CHUNKED}1;", "a=b;"),
+        (f"GET /health HTTP/1.1\r\nHost: x\r\n{CHUNKED}0\r\nA: ", "a"),
+    ],
+)
+async def test_what_surrounds_a_body_has_a_limit(front: RunningFront, opening: str, more: str) -> None:
+    reader, writer = await front.connect()
+    writer.write(opening.encode())
+    sent = 0
+
+    async def send_on() -> None:
+        nonlocal sent
+        while True:
+            writer.write(more.encode() * (4096 // len(more)))
+            await writer.drain()
+            sent += 4096
+            await asyncio.sleep(0)
+
+    sending = asyncio.create_task(send_on())
+    with contextlib.suppress(ConnectionError):
+        assert b"x" * MIB not in await asyncio.wait_for(reader.read(), 5)
+    with pytest.raises(ConnectionError):
+        await asyncio.wait_for(sending, 5)
+    assert sent < 16 * MIB, "what the host's buffers may take"
+    writer.close()
+
+
+async def test_trailers_are_no_headers(start_front: StartFront, tmp_path: Path) -> None:
+    key_file = tmp_path / "keys"
+    key_file.write_text("alice a-secret-key-of-alice\n")
+    async with start_front(authenticator=Authenticator(key_file)) as front:
+        answer = await talk(
+            front, f"{HEAD}Connection: close\r\n{CHUNKED}0\r\nAuthorization: Bearer a-secret-key-of-alice\r\n\r\n"
+        )
+    assert answer.startswith("HTTP/1.1 401 ")
+    async with start_front() as front:
+        front.generation.answer = [last("y")]
+        body = f'{CHUNKED}e\r\n{{"prompt":"x"}}\r\n0\r\nX-Request-Id: trailer\r\n\r\n'
+        answer = await talk(front, f"{HEAD}Connection: close\r\n{body}")
+    assert answer.startswith("HTTP/1.1 200 ")
+    assert "x-request-id: trailer" not in answer
+
+
+async def test_a_body_of_tiny_chunks_is_a_body(front: RunningFront) -> None:
+    front.generation.answer = [last("y")]
+    body = '{"prompt":"' + "x" * 60_000 + '"}'
+    chunked = "".join(f"1;a=b\r\n{character}\r\n" for character in body)
+    answer = await talk(front, f"{HEAD}Connection: close\r\n{CHUNKED}{chunked}0\r\n\r\n", within_s=10)
+    assert answer.startswith("HTTP/1.1 200 ")
+
+
+async def test_http_1_0_has_no_chunks(front: RunningFront) -> None:
+    front.generation.answer = [Delta("x"), last("y")]
+    for body in ('{"prompt":"x","stream":true}', '{"prompt":"x"}'):
+        head = HEAD.replace("HTTP/1.1", "HTTP/1.0")
+        answer = await talk(front, f"{head}Content-Length: {len(body)}\r\n\r\n{body}")
+        head, _, text = answer.partition("\r\n\r\n")
+        assert "200 OK" in head
+        assert "chunked" not in head
+        if "stream" in body:
+            assert text.startswith("data: ")
+            assert text.endswith("\n\ndata: [DONE]\n\n")
+        else:
+            assert json.loads(text)["choices"][0]["text"] == "xy"
+
+
+@pytest.mark.parametrize("version", ["2.0", "0.9"])
+async def test_other_versions_are_refused(front: RunningFront, version: str) -> None:
+    answer = await talk(front, f'POST {PATH} HTTP/{version}\r\nHost: x\r\nContent-Length: 14\r\n\r\n{{"prompt":"x"}}')
+    assert answer.startswith("HTTP/1.1 505 ")
+    assert answer.count("HTTP/1.1") == 2, "its message says it, too"
+
+
+async def test_a_refusal_is_no_part_of_another_response(front: RunningFront) -> None:
+    reader, writer = await front.connect()
+    writer.write(front.raw(PATH, {"prompt": "x", "stream": True}))
+    call = await front.generation.call()
+    call.accept()
+    call.send(Delta("a"))
+    await asyncio.wait_for(reader.readuntil(b"a"), 2)
+    writer.write(b"nonsense\r\n\r\n")
+    assert b"HTTP/1.1 400" not in await asyncio.wait_for(reader.read(), 2)
+    writer.close()
+
+
 @pytest.mark.parametrize(
     "text",
     [
         "nonsense\r\n\r\n",
+        "GET / HTTP/1.1 " + "x" * 100_000,
         "GET / HTTP/9.9\r\n\r\n",
         "GET /\xff HTTP/1.1\r\nHost: x\r\n\r\n",
         f"{HEAD}Content-Length: -1\r\n\r\n",

@@ -152,6 +152,17 @@ async def test_a_page_of_another_origin_can_read_that_it_needs_a_key(start_front
         assert (await front.client.options("/v1/models", headers=PREFLIGHT)).status_code == 200
 
 
+async def test_a_page_of_another_origin_can_read_failures(start_front: StartFront) -> None:
+    async with start_front(HttpConfig(cors_origins=("https://a.example",))) as front:
+        front.generation.not_ready = RuntimeError("a fault of ours")
+        for path in ("/v1/models", "/nope"):
+            response = await front.client.get(path, headers=ORIGIN)
+            assert response.status_code in {500, 404}
+            assert "error" in response.json()
+            assert response.headers["access-control-allow-origin"] == "https://a.example"
+            assert "x-request-id" in response.headers
+
+
 async def test_origins_that_are_listed_may_call(start_front: StartFront) -> None:
     async with start_front(HttpConfig(cors_origins=("https://a.example",))) as front:
         preflight = await front.client.options("/v1/completions", headers=PREFLIGHT)
