@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from llguidance import regex_to_lark
 
 from services.gateway.guidance_process import GuidanceProcess
+from services.gateway.text.json_text import parse_json
 from shared.errors import InvalidRequestError
 from shared.generation import Guidance, GuidanceKind
 from shared.text.guidance_vocabulary import GuidanceVocabulary
@@ -170,8 +171,8 @@ def guidance_grammar(guidance: Guidance) -> str:
 
 def _schema(text: str) -> dict[str, Any]:
     try:
-        schema = json.loads(text)
-    except (ValueError, RecursionError) as error:
+        schema = parse_json(text)
+    except ValueError as error:
         raise InvalidRequestError(f"the JSON schema is not JSON ({error})", field=_FIELD) from error
     if not isinstance(schema, dict):
         raise InvalidRequestError("the JSON schema is no JSON object", field=_FIELD)

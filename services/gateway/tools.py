@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from services.gateway.guidance import JSON_OPTIONS, MAX_GUIDANCE_BYTES
+from services.gateway.text.json_text import parse_json
 from services.gateway.text.tool_calls import MISTRAL, ToolCallParser, detect_format
 from shared.errors import InvalidRequestError
 from shared.generation import Guidance, GuidanceKind, ToolMode
@@ -134,8 +135,8 @@ def _parameters(tool: Tool, name: str) -> dict[str, Any]:
     if not tool.parameters:
         return {"type": "object", "properties": {}}
     try:
-        schema = json.loads(tool.parameters)
-    except (ValueError, RecursionError) as error:
+        schema = parse_json(tool.parameters)
+    except ValueError as error:
         raise InvalidRequestError(f"the parameters of {name} are not JSON ({error})", field="tools") from error
     if not isinstance(schema, dict):
         raise InvalidRequestError(f"the parameters of {name} are no JSON schema: send an object", field="tools")

@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, PlainValidator, WithJsonSchem
 from pydantic_core import PydanticCustomError, core_schema
 
 from services.gateway.admission import MAX_STOP_STRINGS
+from services.gateway.text.json_text import check_depth
 
 if TYPE_CHECKING:
     from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
@@ -93,6 +94,10 @@ def _token_ids(value: Any) -> list[int]:
 def _json_schema(value: Any) -> str:
     if not isinstance(value, dict):
         raise PydanticCustomError("json_schema", "it must be a JSON schema, which is an object")
+    try:
+        check_depth(value)
+    except ValueError as error:
+        raise PydanticCustomError("json_schema", "{reason}", {"reason": str(error)}) from None
     # The standard library's, since a schema may have integers of any size.
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 

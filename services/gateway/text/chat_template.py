@@ -6,10 +6,10 @@ Does not know tokens, the shape of any API, nor how templates are run (`template
 
 from __future__ import annotations
 
-import json
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
+from services.gateway.text.json_text import parse_json
 from services.gateway.text.template_sandbox import SandboxedTemplate
 from shared.errors import InvalidRequestError
 
@@ -120,8 +120,8 @@ def _as_mapping(message: ChatMessage) -> dict[str, Any]:
 
 def _call_as_mapping(call: ToolCall) -> dict[str, Any]:
     try:
-        arguments = json.loads(call.arguments or "{}")
-    except (ValueError, RecursionError):  # what a model wrote and nobody could read: the model may see it again
+        arguments = parse_json(call.arguments or "{}")
+    except ValueError:  # what a model wrote and nobody could read: the model may see it again
         arguments = call.arguments
     return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": arguments}}
 

@@ -134,6 +134,10 @@ def test_white_space_in_json_is_bounded() -> None:
     [
         (Guidance(GuidanceKind.JSON_SCHEMA, "{"), "JSON schema is not JSON"),
         (Guidance(GuidanceKind.JSON_SCHEMA, "[" * 50_000), "JSON schema is not JSON"),
+        *(
+            (Guidance(GuidanceKind.JSON_SCHEMA, '{"a":' * depth + "{}" + "}" * depth), "nested more than 256 levels")
+            for depth in range(900, 1000, 7)
+        ),
         (Guidance(GuidanceKind.JSON_SCHEMA, "true"), "no JSON object"),
         (Guidance(GuidanceKind.JSON_SCHEMA, ""), "JSON schema is not JSON"),
         (Guidance(GuidanceKind.JSON_SCHEMA, json.dumps({"enum": ["x" * (1 << 20)]})), "at most 65536 are allowed"),

@@ -222,6 +222,14 @@ def test_a_request_may_use_no_tools(request_: ChatRequest) -> None:
         ("hermes", _request(tuple(Tool(f"t{n}") for n in range(129))), "129 tools"),
         ("hermes", _request((Tool("now", parameters="{"),)), r"parameters of tools\[0\] are not JSON"),
         ("hermes", _request((Tool("now", parameters="[" * 99_999),)), "not JSON"),
+        *(
+            (
+                "hermes",
+                _request((Tool("now", parameters='{"a":' * depth + "{}" + "}" * depth),)),
+                "nested more than 256",
+            )
+            for depth in range(900, 1000, 7)
+        ),
         ("hermes", _request((Tool("now", parameters="[]"),)), "no JSON schema"),
         ("hermes", _request((Tool("now", parameters='{"type": "string"}'),)), 'of type "object"'),
         ("hermes", _request((Tool("now", parameters='{"properties": []}'),)), 'of type "object"'),

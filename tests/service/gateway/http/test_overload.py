@@ -53,6 +53,35 @@ async def test_others_are_served_meanwhile(front: RunningFront, name: str) -> No
     assert (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) << 10 < 300 * MIB
 
 
+DEEP_SCHEMAS = [
+    (COMPLETIONS, '{"prompt":"a","guided_json":%s}', "guided_json"),
+    (COMPLETIONS, '{"prompt":"a","structured_outputs":{"json":%s}}', "structured_outputs.json"),
+    (
+        CHAT,
+        '{"messages":[],"response_format":{"type":"json_schema","json_schema":{"name":"a","schema":%s}}}',
+        "response_format.json_schema.schema",
+    ),
+    (
+        CHAT,
+        '{"messages":[],"tools":[{"type":"function","function":{"name":"f","parameters":%s}}]}',
+        "tools[0].function.parameters",
+    ),
+    ("/tokenize", '{"messages":[],"tools":[{"type":"function","function":{"name":"f","parameters":%s}}]}', "tools"),
+]
+
+
+@pytest.mark.parametrize("depth", [257, 900, 1000, 1015])
+@pytest.mark.parametrize(("path", "body", "param"), DEEP_SCHEMAS)
+async def test_what_is_nested_too_deeply_is_refused(
+    front: RunningFront, depth: int, path: str, body: str, param: str
+) -> None:
+    content = body % ('{"items":' * depth + "{}" + "}" * depth)
+    response = await front.client.post(path, content=content, headers=JSON)
+    assert response.status_code == 400
+    assert response.json()["error"]["param"].startswith(param)
+    assert "nested more than 256 levels deep" in response.json()["error"]["message"]
+
+
 async def test_the_first_faulty_item_is_told(front: RunningFront) -> None:
     messages = [{"role": "user", "content": "a"}, {"role": "user", "content": 1}, {"role": "nobody"}]
     error = await front.refused(CHAT, {"messages": messages})
