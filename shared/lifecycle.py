@@ -1,8 +1,9 @@
 """The life of a service's process: event loop, signals, drain, exit code.
 
 Every service is a coroutine that gets a ``Shutdown`` and returns when it has drained. SIGTERM and SIGINT ask it to
-leave; a second signal ends it at once. With ``exit_with_parent`` the end of standard input asks too: the supervisor
-holds the other end of that pipe, so its death, by whatever cause, takes its children along.
+leave; a second signal ends it at once. ``LEAVE_NOW`` asks it to leave without grace: what it has under way fails, and
+its clients are told. With ``exit_with_parent`` the end of standard input asks too: the supervisor holds the other end
+of that pipe, so its death, by whatever cause, takes its children along.
 """
 
 from __future__ import annotations
@@ -23,8 +24,9 @@ from shared.log import get_logger
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-__all__ = ["Shutdown", "run_service"]
+__all__ = ["LEAVE_NOW", "Shutdown", "run_service"]
 
+LEAVE_NOW = signal.SIGUSR1
 
 _EXIT_MARGIN_S = 5.0
 """A service ends its own drain after the grace time; one that hangs is ended this much later."""
@@ -45,10 +47,11 @@ class Shutdown:
         """True once somebody asked."""
         return self._requested.is_set()
 
-    def request(self, reason: str) -> None:
-        """Ask the service to leave; only the first reason is kept."""
+    def request(self, reason: str, grace_s: float | None = None) -> None:
+        """Ask the service to leave, within ``grace_s`` where it is given; only the first wish is kept."""
         if not self._requested.is_set():
             self.reason = reason
+            self.grace_s = self.grace_s if grace_s is None else grace_s
             self._deadline_s = time.monotonic() + self.grace_s
             self._requested.set()
             if self._on_request is not None:
@@ -98,6 +101,7 @@ async def _serve(main: Callable[[Shutdown], Awaitable[None]], grace_s: float, ex
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, on_signal, number)
+    loop.add_signal_handler(LEAVE_NOW, shutdown.request, LEAVE_NOW.name, 0.0)
     if exit_with_parent:
         await loop.connect_read_pipe(lambda: _ParentWatch(shutdown), sys.stdin)
     exit_code = 0

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 from services.mesh.exits import MeshError, ServiceExit
 from services.mesh.ports import check_port, dial_address, dial_url
 from services.mesh.process import ServiceProcess
+from shared.lifecycle import LEAVE_NOW
 from shared.messages import EngineInfo
 
 if TYPE_CHECKING:
@@ -98,7 +99,11 @@ class LocalMesh:
         return next(task.result() for task in exits if task in done)
 
     async def stop(self, grace_s: float | None = None) -> None:
-        """Drain gateway, scheduler and workers, in this order, each within the grace time; cancelled, kill them all."""
+        """Drain gateway, scheduler and workers, in this order, each within the grace time; cancelled, kill them all.
+
+        Without any grace (0) what they have under way fails, and clients are told so.
+        """
+        wish = LEAVE_NOW if grace_s == 0 else signal.SIGTERM
         limit_s = (self.options.grace_s if grace_s is None else grace_s) + _KILL_MARGIN_S
         workers = [process for name, process in self.processes.items() if name not in {"gateway", "scheduler"}]
         fronts = [[self.processes[name]] for name in ("gateway", "scheduler") if name in self.processes]
@@ -106,7 +111,7 @@ class LocalMesh:
             for tier in [*fronts, workers]:
                 async with asyncio.TaskGroup() as group:
                     for process in tier:
-                        group.create_task(process.stop(limit_s))
+                        group.create_task(process.stop(limit_s, wish))
         except BaseException:
             await self.kill()
             raise

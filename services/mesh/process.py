@@ -84,9 +84,9 @@ class ServiceProcess:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, number)
 
-    async def stop(self, grace_s: float) -> None:
+    async def stop(self, grace_s: float, wish: signal.Signals = signal.SIGTERM) -> None:
         """Ask it to leave, and kill it where it has not done so in time."""
-        self.send_signal(signal.SIGTERM)
+        self.send_signal(wish)
         await asyncio.wait([self.exit], timeout=grace_s)
         self.send_signal(signal.SIGKILL)
         await asyncio.wait([self.exit])

@@ -6,6 +6,7 @@ The model is synthetic: what is tested is processes, not tokens.
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import re
 import signal
@@ -14,6 +15,7 @@ import sys
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
+import httpx2
 import psutil
 import pytest
 
@@ -125,6 +127,28 @@ async def test_a_worker_that_dies_is_told_and_ends_it() -> None:
     assert any("service_listening" in line for line in last)
     assert all(line.startswith("stage 0.0 |") for line in last)
     assert up.shown[end + 1 :] == ["stopped"]
+
+
+@pytest.mark.parametrize("dying", ["worker", "scheduler"])
+async def test_streams_end_with_an_error_where_a_process_dies(dying: str) -> None:
+    async with orca_up("--grace", "60") as up:
+        await up.until_ready()
+        url = next(found[0] for line in up.shown if (found := re.search(r"http://[\d.]+:\d+", line)))
+        (victim,) = (pid for pid in up.children() if dying in psutil.Process(pid).cmdline())
+        body = {"prompt": "hello", "max_tokens": 1000, "ignore_eos": True, "stream": True}
+        events = []
+        async with (
+            httpx2.AsyncClient(timeout=30) as client,
+            client.stream("POST", f"{url}/v1/completions", json=body) as response,
+        ):
+            async for line in response.aiter_lines():
+                if line.startswith("data: "):
+                    events.append(line.removeprefix("data: "))
+                if len(events) == 1:
+                    os.kill(victim, signal.SIGKILL)
+        assert await up.exit_code() == 1
+    assert json.loads(events[-1])["error"]["code"] == "service_unavailable"
+    assert "[DONE]" not in events
 
 
 async def test_no_signal_to_the_supervisor_leaves_a_child_behind() -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from shared.lifecycle import Shutdown
+from shared.lifecycle import LEAVE_NOW, Shutdown
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -51,6 +51,15 @@ def last_event(process: subprocess.Popen[str]) -> dict[str, Any]:
     assert process.stderr is not None
     event: dict[str, Any] = json.loads(process.stderr.read().splitlines()[-1])
     return event
+
+
+def test_it_may_be_asked_to_leave_without_grace() -> None:
+    body = 'await shutdown.wait(); get_logger().info("left", grace_s=shutdown.grace_s)'
+    with service(body) as process:
+        process.send_signal(LEAVE_NOW)
+        assert process.stderr is not None
+        assert json.loads(process.stderr.readline())["grace_s"] == 0
+        assert process.wait(10) == 0
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
