@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 __all__ = [
     "DEFAULT_MAX_TOKENS",
     "MAX_CHOICES",
+    "ROLES",
     "check_messages",
     "check_num_messages",
     "check_num_prompts",
@@ -48,6 +49,9 @@ DEFAULT_MAX_TOKENS = 16
 MAX_CHOICES = 128
 """Of a request, those that ``best_of`` drops included."""
 
+ROLES = ("system", "developer", "user", "assistant", "tool")
+"""Of turns; "developer" is taken as "system"."""
+
 MAX_MESSAGES = 4096
 """Of a conversation: each takes the template's time, however short it is."""
 
@@ -57,6 +61,8 @@ MAX_STOP_STRINGS = 16
 MAX_STOP_CHARACTERS = 1024
 MAX_TEMPERATURE = 100.0
 _MAX_TOP_K = (1 << 32) - 1
+_SMALLEST_FLOAT32 = 2.0**-149
+"""Less is zero, as numbers travel in the mesh."""
 _MAX_SEED = (1 << 64) - 1
 
 _MIN_TEXT_BYTES = 64 << 10
@@ -145,7 +151,7 @@ def check_num_tool_calls(num_calls: int) -> None:
 
 
 def check_messages(messages: Sequence[ChatMessage]) -> None:
-    """Refuse a conversation without turns, or with a turn of nobody."""
+    """Refuse a conversation without turns, with too many, or with a turn of nobody that templates know."""
     if not messages:
         raise InvalidRequestError(
             "messages is empty; send at least one, for example with role 'user'", field="messages"
@@ -153,9 +159,10 @@ def check_messages(messages: Sequence[ChatMessage]) -> None:
     check_num_messages(len(messages))
     check_num_tool_calls(sum(len(message.tool_calls) for message in messages))
     for index, message in enumerate(messages):
-        if not message.role:
+        if message.role not in ROLES:
+            shown = repr(message.role[:40]) if message.role else "empty"
             raise InvalidRequestError(
-                f"messages[{index}].role is empty; send 'system', 'user' or 'assistant'",
+                f"messages[{index}].role is {shown}; send one of {', '.join(map(repr, ROLES))}",
                 field=f"messages[{index}].role",
             )
 
@@ -237,9 +244,14 @@ def _vocabulary(engine: EngineInfo) -> str:
 
 def _check_range(field: str, value: float, low: float, high: float, hint: str) -> None:
     if not low <= value <= high:  # false for nan, too
-        raise InvalidRequestError(f"{field} is {value:g}; it must be between {low:g} and {high:g}; {hint}", field=field)
+        shown, lowest, highest = map(_shown, (value, low, high))
+        raise InvalidRequestError(f"{field} is {shown}; it must be between {lowest} and {highest}; {hint}", field=field)
 
 
 def _check_above_zero(field: str, value: float, high: float, hint: str) -> None:
-    if not 0 < value <= high:  # false for nan, too
+    if not _SMALLEST_FLOAT32 <= value <= high:  # false for nan, too
         raise InvalidRequestError(f"{field} is {value:g}; it must be above 0 and at most {high:g}; {hint}", field=field)
+
+
+def _shown(value: float) -> str:
+    return str(value) if isinstance(value, int) else f"{value:g}"

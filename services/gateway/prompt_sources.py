@@ -7,6 +7,7 @@ the tokenizer for up to seconds, and even a short one may have to wait for it.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
     from services.gateway.served_model import ServedModel
     from services.gateway.tools import ToolUse
-    from shared.generation import ChatRequest, GenerateOptions, GenerateRequest
+    from shared.generation import ChatMessage, ChatRequest, GenerateOptions, GenerateRequest
 
 __all__ = ["Completion", "Conversation", "PreparedPrompts", "PromptSource"]
 
@@ -143,7 +144,7 @@ class Conversation:
         def render() -> PreparedPrompts:
             tools = tool_use(request, model.text)
             text = model.text.chat_template(with_tools=tools is not None).render(
-                request.messages,
+                [_for_template(message) for message in request.messages],
                 tools=[] if tools is None else tools.descriptions(),
                 continue_final_message=request.continue_final_message,
             )
@@ -151,6 +152,11 @@ class Conversation:
             return PreparedPrompts([_known("prompt", ids, text, model)], tools)
 
         return await asyncio.to_thread(render)
+
+
+def _for_template(message: ChatMessage) -> ChatMessage:
+    """Templates do not know OpenAI's newer name of a role."""
+    return dataclasses.replace(message, role="system") if message.role == "developer" else message
 
 
 def _known(field: str, ids: Sequence[int], text: str | None, model: ServedModel) -> Prompt:

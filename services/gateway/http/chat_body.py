@@ -5,14 +5,13 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, PlainValidator, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
+from services.gateway.admission import ROLES
 from services.gateway.http.errors import HttpError
 from services.gateway.http.fields import Body, Items, JsonSchema, Only, OnlyFalse, OnlyNull, OnlyTrue, limited
 from services.gateway.http.generation_body import GenerationBody
 from shared.generation import ChatMessage, ChatRequest, Tool, ToolCall, ToolChoice, ToolMode
 
 __all__ = ["ROLES", "ChatBody", "MessageBody", "ToolBody", "continues"]
-
-ROLES = ("system", "developer", "user", "assistant", "tool")
 
 _FUNCTION_NAME = r"^[a-zA-Z0-9_.-]{1,64}$"
 _MODES = {"auto": ToolMode.AUTO, "none": ToolMode.NONE, "required": ToolMode.REQUIRED}

@@ -49,6 +49,8 @@ _FIELDS: dict[str, str | None] = {
     "guidance": None,
 }
 """Fields that have another name over HTTP, or several, and then none."""
+_OTHER_NAME = re.compile(r"\b(?:timeout_s|num_logprobs)\b")
+"""Those whose name in a message can mean nothing else."""
 
 
 class HttpError(Exception):
@@ -88,7 +90,7 @@ def http_error_of(error: Exception) -> HttpError:
         get_logger().error("http_request_failed", exc_info=error)
         return HttpError(500, "internal error; the service's log has the details", "server_error", code=_INTERNAL[2])
     status, kind, code = _KINDS.get(error.code, _INTERNAL)
-    message = str(error)
+    message = _OTHER_NAME.sub(lambda name: str(_FIELDS[name[0]]), str(error))
     headers = {}
     if status in {429, 503}:
         retry_after_s = error.retry_after_s if isinstance(error, OverloadedError) else None

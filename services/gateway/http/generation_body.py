@@ -158,4 +158,7 @@ def _logit_bias(bias: dict[str, float]) -> dict[int, float]:
     for key in bias:
         if not key.removeprefix("-").isdecimal() or not key.isascii() or len(key) > 20:
             raise HttpError(400, f"logit_bias has {key[:40]!r} for a token id, which is no integer", param="logit_bias")
-    return {int(key): value for key, value in bias.items()}
+    by_id = {int(key): value for key, value in bias.items()}
+    if len(by_id) < len(bias):
+        raise HttpError(400, "logit_bias has the same token id twice", param="logit_bias")
+    return by_id

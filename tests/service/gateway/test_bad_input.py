@@ -78,6 +78,10 @@ BAD = {
     "temperature nan": (with_sampling(temperature=NAN), "temperature is nan; it must be between 0 and 100"),
     "temperature inf": (with_sampling(temperature=float("inf")), "temperature is inf; it must be between 0 and 100"),
     "top_p zero": (with_sampling(top_p=0), "top_p is 0; it must be above 0 and at most 1"),
+    "no penalty": (
+        with_options(sampling={"repetition_penalty": 0}),
+        "repetition_penalty is 0; it must be above 0",
+    ),
     "top_p above one": (with_sampling(top_p=1.5), "top_p is 1.5; it must be above 0 and at most 1"),
     "top_p nan": (with_sampling(top_p=NAN), "top_p is nan; it must be above 0 and at most 1"),
     "min_p negative": (with_sampling(min_p=-1), "min_p is -1; it must be between 0 and 1"),
@@ -106,6 +110,11 @@ async def test_generate_refuses(gateway: RunningGateway, name: str) -> None:
 
 CHATS: dict[str, tuple[list[ChatMessage], dict[str, Any], str]] = {
     "no messages": ([], {}, "messages is empty; send at least one"),
+    "another role": (
+        [ChatMessage("evil", "a")],
+        {},
+        "messages[0].role is 'evil'; send one of 'system', 'developer', 'user', 'assistant', 'tool'",
+    ),
     "no role": ([ChatMessage("user", "a"), ChatMessage("", "b")], {}, "messages[1].role is empty"),
     "huge": ([ChatMessage("user", "a" * 70000)], {}, "messages has 70004 bytes; at most 65536 are allowed"),
     "over the context": ([ChatMessage("user", "a" * 50)], {}, "the prompt has 69 tokens; with a context of 64"),

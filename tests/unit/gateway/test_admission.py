@@ -176,3 +176,16 @@ def test_the_limit_of_text_grows_with_the_context() -> None:
         check_text("text", (64 << 10) + 1, ENGINE)
     assert refused.value.field == "text"
     check_text("text", 4 << 20, dataclasses.replace(ENGINE, max_model_len=128 << 10))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"top_p": 1e-300}, "top_p is 1e-300; it must be above 0"),
+        ({"repetition_penalty": 1e-300}, "repetition_penalty is 1e-300; it must be above 0"),
+        ({"top_k": 1 << 32}, "top_k is 4294967296; it must be between 0 and 4294967295"),
+    ],
+)
+def test_numbers_that_the_mesh_cannot_carry(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidRequestError, match=message):
+        check_options(GenerateOptions(**options), ENGINE)

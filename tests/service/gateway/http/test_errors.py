@@ -165,3 +165,9 @@ async def test_request_ids_come_back(front: RunningFront) -> None:
         assert (request_id == given) is kept
         assert response.json()["id"] == f"cmpl-{request_id}"
         assert (await front.generation.call()).request.request_id == request_id
+
+
+async def test_messages_have_the_names_of_this_front(front: RunningFront) -> None:
+    front.generation.answer = [errors.InvalidRequestError("timeout_s is -1; it must be above 0", field="timeout_s")]
+    error = await front.refused("/v1/completions", {"prompt": "x"})
+    assert (error["param"], error["message"]) == ("timeout", "timeout is -1; it must be above 0")

@@ -142,7 +142,7 @@ WRONG: list[tuple[str, Any]] = [
     *each("n", [0, -1, 129, 1.0, "1"]),
     *each("stop", [5, [5], {}, ["a", None]]),
     *each("stop_token_ids", [[1.0], ["12"], 5, [True]]),
-    *each("logit_bias", [[], {"x": 1}, {"1.0": 1}, {"": 1}, {"²": 1}, {"9" * 30: 1}]),
+    *each("logit_bias", [[], {"5": 1, "05": 2}, {"x": 1}, {"1.0": 1}, {"": 1}, {"²": 1}, {"9" * 30: 1}]),
     ("logit_bias.5", {"5": "1"}),
     *each("stream", [1, "true"]),
     ("stream_options", True),
