@@ -169,6 +169,8 @@ def error_from_rpc(failure: aio.AioRpcError, what: str) -> errors.OrcaError:
 
 async def _abort(context: aio.ServicerContext[Any, Any], error: BaseException, method: str) -> NoReturn:
     """End the call with the error's own status; what is not ours is logged with its traceback and stays hidden."""
+    if isinstance(error, DecodeError):
+        error = errors.InvalidRequestError("the request cannot be decoded: it is of another type or version")
     if isinstance(error, errors.OrcaError):
         await context.abort(grpc_status(error.code), str(error), failure_metadata(error))
     get_logger().error("rpc_failed", method=method, exc_info=error)
@@ -230,12 +232,9 @@ class _ErrorInterceptor(aio.ServerInterceptor):
 
 
 async def _only(requests: AsyncIterable[Any]) -> Any:
-    """Return the one request of a call. Raises ``InvalidRequestError`` where there is none that can be read."""
-    try:
-        async for request in requests:
-            return request
-    except DecodeError as error:
-        raise errors.InvalidRequestError("the request cannot be decoded: it is of another type or version") from error
+    """Return the one request of a call. Raises ``InvalidRequestError`` where there is none."""
+    async for request in requests:
+        return request
     raise errors.InvalidRequestError("the call has ended without a request")
 
 

@@ -151,7 +151,9 @@ class WorkerRegistryServicer(worker_pb2_grpc.WorkerRegistryServicer):
     ) -> worker_pb2.LeaveResponse:
         """Answer once nobody needs the worker any more."""
         del context
-        rank = (request.stage, request.tp_rank)
-        if rank in self._registry.topology.ranks() and rank not in self._registry.missing():
-            await self._wind_down(f"the worker of stage {rank[0]}, tensor-parallel rank {rank[1]} is leaving")
+        claimed = {(claim.stage, claim.tp_rank, claim.address) for claim in self._registry.claims()}
+        if (request.stage, request.tp_rank, request.address) in claimed:
+            await self._wind_down(
+                f"the worker of stage {request.stage}, tensor-parallel rank {request.tp_rank} is leaving"
+            )
         return worker_pb2.LeaveResponse()

@@ -79,7 +79,7 @@ async def ask_to_leave(
     scheduler: str, claim: Registration, *, timeout_s: float, tls: TlsCredentials | None = None
 ) -> None:
     """Return once the engine needs this worker no more, or after ``timeout_s``: it may leave then in any case."""
-    request = worker_pb2.LeaveRequest(stage=claim.stage, tp_rank=claim.tp_rank)
+    request = worker_pb2.LeaveRequest(stage=claim.stage, tp_rank=claim.tp_rank, address=claim.address)
     try:
         async with connect(scheduler, tls) as channel:
             await worker_pb2_grpc.WorkerRegistryStub(channel).Leave(request, timeout=timeout_s)

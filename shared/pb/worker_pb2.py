@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from shared.pb import common_pb2 as shared_dot_pb_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16shared/pb/worker.proto\x12\x07orca.v1\x1a\x16shared/pb/common.proto\"n\n\x0fRegisterRequest\x12\r\n\x05stage\x18\x01 \x01(\r\x12\x0f\n\x07tp_rank\x18\x02 \x01(\r\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\x12\x1a\n\x12rendezvous_address\x18\x04 \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\x05 \x01(\t\" \n\rRegistryEvent\x12\x0f\n\x07granted\x18\x01 \x01(\x08\".\n\x0cLeaveRequest\x12\r\n\x05stage\x18\x01 \x01(\r\x12\x0f\n\x07tp_rank\x18\x02 \x01(\r\"\x0f\n\rLeaveResponse\"\xdc\x02\n\x0bJoinRequest\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\r\n\x05stage\x18\x02 \x01(\r\x12\x0f\n\x07tp_rank\x18\x03 \x01(\r\x12\x12\n\nnum_stages\x18\x04 \x01(\r\x12\x0f\n\x07tp_size\x18\x05 \x01(\r\x12\x1a\n\x12rendezvous_address\x18\x06 \x01(\t\x12\r\n\x05model\x18\x07 \x01(\t\x12\r\n\x05\x64type\x18\x08 \x01(\t\x12\x19\n\x11\x62lock_size_tokens\x18\t \x01(\r\x12\x17\n\x0fkv_memory_bytes\x18\n \x01(\x04\x12\x1c\n\x14max_model_len_tokens\x18\x0b \x01(\r\x12\x1a\n\x12next_stage_address\x18\x0c \x01(\t\x12\x14\n\x0ctp_addresses\x18\r \x03(\t\x12\x1c\n\x14\x63ollective_timeout_s\x18\x0e \x01(\r\x12\x1d\n\x15workers_append_tokens\x18\x0f \x01(\x08\"^\n\x0cJoinProgress\x12#\n\x07loading\x18\x01 \x01(\x0b\x32\x10.orca.v1.LoadingH\x00\x12!\n\x06joined\x18\x02 \x01(\x0b\x32\x0f.orca.v1.JoinedH\x00\x42\x06\n\x04kind\"5\n\x07Loading\x12\r\n\x05phase\x18\x01 \x01(\t\x12\x0c\n\x04\x64one\x18\x02 \x01(\x04\x12\r\n\x05total\x18\x03 \x01(\x04\"\x90\x01\n\x06Joined\x12\x12\n\nnum_blocks\x18\x01 \x01(\r\x12\x1c\n\x14max_model_len_tokens\x18\x02 \x01(\r\x12\x12\n\nvocab_size\x18\x03 \x01(\r\x12\r\n\x05\x64type\x18\x04 \x01(\t\x12\x15\n\rweights_bytes\x18\x05 \x01(\x04\x12\x1a\n\x12kv_bytes_per_block\x18\x06 \x01(\x04\"\xff\x01\n\x0bNewSequence\x12\x0b\n\x03row\x18\x01 \x01(\r\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12\x19\n\x11num_prompt_tokens\x18\x04 \x01(\r\x12)\n\x08sampling\x18\x05 \x01(\x0b\x32\x17.orca.v1.SamplingParams\x12\x16\n\x0estop_token_ids\x18\x06 \x03(\r\x12 \n\x13num_prompt_logprobs\x18\x07 \x01(\rH\x00\x88\x01\x01\x12\x0f\n\x07grammar\x18\x08 \x01(\t\x12\x13\n\x0btraceparent\x18\t \x01(\tB\x16\n\x14_num_prompt_logprobs\"\xa6\x02\n\x08StepPlan\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x0f\n\x07step_id\x18\x02 \x01(\x04\x12\x15\n\rreleased_rows\x18\x03 \x03(\r\x12+\n\rnew_sequences\x18\x04 \x03(\x0b\x32\x14.orca.v1.NewSequence\x12\x0c\n\x04rows\x18\x05 \x03(\r\x12\x1b\n\x13num_computed_tokens\x18\x06 \x03(\r\x12\x12\n\nnum_tokens\x18\x07 \x03(\r\x12\x0f\n\x07samples\x18\x08 \x03(\x08\x12\x1b\n\x13num_appended_tokens\x18\t \x03(\r\x12\x1a\n\x12\x61ppended_token_ids\x18\n \x03(\r\x12\x16\n\x0enum_new_blocks\x18\x0b \x03(\r\x12\x15\n\rnew_block_ids\x18\x0c \x03(\r\"#\n\x0e\x45xecuteSummary\x12\x11\n\tnum_steps\x18\x01 \x01(\x04\"%\n\x14StreamResultsRequest\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\"\xde\x01\n\nStepResult\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x0f\n\x07step_id\x18\x02 \x01(\x04\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12\x0f\n\x07invalid\x18\x04 \x03(\r\x12\x12\n\ncompute_ns\x18\x05 \x01(\x04\x12\x17\n\x0flogprob_indices\x18\x06 \x03(\r\x12)\n\x08logprobs\x18\x07 \x01(\x0b\x32\x17.orca.v1.LogprobColumns\x12\x34\n\x0fprompt_logprobs\x18\x08 \x03(\x0b\x32\x1b.orca.v1.StepPromptLogprobs\"f\n\x12StepPromptLogprobs\x12\r\n\x05index\x18\x01 \x01(\r\x12\x16\n\x0e\x66irst_position\x18\x02 \x01(\r\x12)\n\x08logprobs\x18\x03 \x01(\x0b\x32\x17.orca.v1.LogprobColumns\"U\n\x12GetTimelineRequest\x12\x11\n\tmax_steps\x18\x01 \x01(\r\x12\x1a\n\rafter_step_id\x18\x02 \x01(\x04H\x00\x88\x01\x01\x42\x10\n\x0e_after_step_id\"\xd8\x01\n\x13GetTimelineResponse\x12\r\n\x05stage\x18\x01 \x01(\r\x12\x0f\n\x07tp_rank\x18\x02 \x01(\r\x12\x10\n\x08step_ids\x18\x03 \x03(\x04\x12\x13\n\x0breceived_ns\x18\x04 \x03(\x04\x12\x12\n\nstarted_ns\x18\x05 \x03(\x04\x12\x10\n\x08\x65nded_ns\x18\x06 \x03(\x04\x12\x15\n\rnum_sequences\x18\x07 \x03(\r\x12\x12\n\nnum_tokens\x18\x08 \x03(\r\x12\x19\n\x11num_decode_tokens\x18\t \x03(\r\x12\x0e\n\x06now_ns\x18\n \x01(\x04\x32\x88\x01\n\x0eWorkerRegistry\x12>\n\x08Register\x12\x18.orca.v1.RegisterRequest\x1a\x16.orca.v1.RegistryEvent0\x01\x12\x36\n\x05Leave\x12\x15.orca.v1.LeaveRequest\x1a\x16.orca.v1.LeaveResponse2\x89\x02\n\x06Worker\x12\x35\n\x04Join\x12\x14.orca.v1.JoinRequest\x1a\x15.orca.v1.JoinProgress0\x01\x12\x37\n\x07\x45xecute\x12\x11.orca.v1.StepPlan\x1a\x17.orca.v1.ExecuteSummary(\x01\x12\x45\n\rStreamResults\x12\x1d.orca.v1.StreamResultsRequest\x1a\x13.orca.v1.StepResult0\x01\x12H\n\x0bGetTimeline\x12\x1b.orca.v1.GetTimelineRequest\x1a\x1c.orca.v1.GetTimelineResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16shared/pb/worker.proto\x12\x07orca.v1\x1a\x16shared/pb/common.proto\"n\n\x0fRegisterRequest\x12\r\n\x05stage\x18\x01 \x01(\r\x12\x0f\n\x07tp_rank\x18\x02 \x01(\r\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\x12\x1a\n\x12rendezvous_address\x18\x04 \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\x05 \x01(\t\" \n\rRegistryEvent\x12\x0f\n\x07granted\x18\x01 \x01(\x08\"?\n\x0cLeaveRequest\x12\r\n\x05stage\x18\x01 \x01(\r\x12\x0f\n\x07tp_rank\x18\x02 \x01(\r\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\"\x0f\n\rLeaveResponse\"\xdc\x02\n\x0bJoinRequest\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\r\n\x05stage\x18\x02 \x01(\r\x12\x0f\n\x07tp_rank\x18\x03 \x01(\r\x12\x12\n\nnum_stages\x18\x04 \x01(\r\x12\x0f\n\x07tp_size\x18\x05 \x01(\r\x12\x1a\n\x12rendezvous_address\x18\x06 \x01(\t\x12\r\n\x05model\x18\x07 \x01(\t\x12\r\n\x05\x64type\x18\x08 \x01(\t\x12\x19\n\x11\x62lock_size_tokens\x18\t \x01(\r\x12\x17\n\x0fkv_memory_bytes\x18\n \x01(\x04\x12\x1c\n\x14max_model_len_tokens\x18\x0b \x01(\r\x12\x1a\n\x12next_stage_address\x18\x0c \x01(\t\x12\x14\n\x0ctp_addresses\x18\r \x03(\t\x12\x1c\n\x14\x63ollective_timeout_s\x18\x0e \x01(\r\x12\x1d\n\x15workers_append_tokens\x18\x0f \x01(\x08\"^\n\x0cJoinProgress\x12#\n\x07loading\x18\x01 \x01(\x0b\x32\x10.orca.v1.LoadingH\x00\x12!\n\x06joined\x18\x02 \x01(\x0b\x32\x0f.orca.v1.JoinedH\x00\x42\x06\n\x04kind\"5\n\x07Loading\x12\r\n\x05phase\x18\x01 \x01(\t\x12\x0c\n\x04\x64one\x18\x02 \x01(\x04\x12\r\n\x05total\x18\x03 \x01(\x04\"\x90\x01\n\x06Joined\x12\x12\n\nnum_blocks\x18\x01 \x01(\r\x12\x1c\n\x14max_model_len_tokens\x18\x02 \x01(\r\x12\x12\n\nvocab_size\x18\x03 \x01(\r\x12\r\n\x05\x64type\x18\x04 \x01(\t\x12\x15\n\rweights_bytes\x18\x05 \x01(\x04\x12\x1a\n\x12kv_bytes_per_block\x18\x06 \x01(\x04\"\xff\x01\n\x0bNewSequence\x12\x0b\n\x03row\x18\x01 \x01(\r\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12\x19\n\x11num_prompt_tokens\x18\x04 \x01(\r\x12)\n\x08sampling\x18\x05 \x01(\x0b\x32\x17.orca.v1.SamplingParams\x12\x16\n\x0estop_token_ids\x18\x06 \x03(\r\x12 \n\x13num_prompt_logprobs\x18\x07 \x01(\rH\x00\x88\x01\x01\x12\x0f\n\x07grammar\x18\x08 \x01(\t\x12\x13\n\x0btraceparent\x18\t \x01(\tB\x16\n\x14_num_prompt_logprobs\"\xa6\x02\n\x08StepPlan\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x0f\n\x07step_id\x18\x02 \x01(\x04\x12\x15\n\rreleased_rows\x18\x03 \x03(\r\x12+\n\rnew_sequences\x18\x04 \x03(\x0b\x32\x14.orca.v1.NewSequence\x12\x0c\n\x04rows\x18\x05 \x03(\r\x12\x1b\n\x13num_computed_tokens\x18\x06 \x03(\r\x12\x12\n\nnum_tokens\x18\x07 \x03(\r\x12\x0f\n\x07samples\x18\x08 \x03(\x08\x12\x1b\n\x13num_appended_tokens\x18\t \x03(\r\x12\x1a\n\x12\x61ppended_token_ids\x18\n \x03(\r\x12\x16\n\x0enum_new_blocks\x18\x0b \x03(\r\x12\x15\n\rnew_block_ids\x18\x0c \x03(\r\"#\n\x0e\x45xecuteSummary\x12\x11\n\tnum_steps\x18\x01 \x01(\x04\"%\n\x14StreamResultsRequest\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\"\xde\x01\n\nStepResult\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x0f\n\x07step_id\x18\x02 \x01(\x04\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12\x0f\n\x07invalid\x18\x04 \x03(\r\x12\x12\n\ncompute_ns\x18\x05 \x01(\x04\x12\x17\n\x0flogprob_indices\x18\x06 \x03(\r\x12)\n\x08logprobs\x18\x07 \x01(\x0b\x32\x17.orca.v1.LogprobColumns\x12\x34\n\x0fprompt_logprobs\x18\x08 \x03(\x0b\x32\x1b.orca.v1.StepPromptLogprobs\"f\n\x12StepPromptLogprobs\x12\r\n\x05index\x18\x01 \x01(\r\x12\x16\n\x0e\x66irst_position\x18\x02 \x01(\r\x12)\n\x08logprobs\x18\x03 \x01(\x0b\x32\x17.orca.v1.LogprobColumns\"U\n\x12GetTimelineRequest\x12\x11\n\tmax_steps\x18\x01 \x01(\r\x12\x1a\n\rafter_step_id\x18\x02 \x01(\x04H\x00\x88\x01\x01\x42\x10\n\x0e_after_step_id\"\xd8\x01\n\x13GetTimelineResponse\x12\r\n\x05stage\x18\x01 \x01(\r\x12\x0f\n\x07tp_rank\x18\x02 \x01(\r\x12\x10\n\x08step_ids\x18\x03 \x03(\x04\x12\x13\n\x0breceived_ns\x18\x04 \x03(\x04\x12\x12\n\nstarted_ns\x18\x05 \x03(\x04\x12\x10\n\x08\x65nded_ns\x18\x06 \x03(\x04\x12\x15\n\rnum_sequences\x18\x07 \x03(\r\x12\x12\n\nnum_tokens\x18\x08 \x03(\r\x12\x19\n\x11num_decode_tokens\x18\t \x03(\r\x12\x0e\n\x06now_ns\x18\n \x01(\x04\x32\x88\x01\n\x0eWorkerRegistry\x12>\n\x08Register\x12\x18.orca.v1.RegisterRequest\x1a\x16.orca.v1.RegistryEvent0\x01\x12\x36\n\x05Leave\x12\x15.orca.v1.LeaveRequest\x1a\x16.orca.v1.LeaveResponse2\x89\x02\n\x06Worker\x12\x35\n\x04Join\x12\x14.orca.v1.JoinRequest\x1a\x15.orca.v1.JoinProgress0\x01\x12\x37\n\x07\x45xecute\x12\x11.orca.v1.StepPlan\x1a\x17.orca.v1.ExecuteSummary(\x01\x12\x45\n\rStreamResults\x12\x1d.orca.v1.StreamResultsRequest\x1a\x13.orca.v1.StepResult0\x01\x12H\n\x0bGetTimeline\x12\x1b.orca.v1.GetTimelineRequest\x1a\x1c.orca.v1.GetTimelineResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -37,35 +37,35 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_REGISTRYEVENT']._serialized_start=171
   _globals['_REGISTRYEVENT']._serialized_end=203
   _globals['_LEAVEREQUEST']._serialized_start=205
-  _globals['_LEAVEREQUEST']._serialized_end=251
-  _globals['_LEAVERESPONSE']._serialized_start=253
-  _globals['_LEAVERESPONSE']._serialized_end=268
-  _globals['_JOINREQUEST']._serialized_start=271
-  _globals['_JOINREQUEST']._serialized_end=619
-  _globals['_JOINPROGRESS']._serialized_start=621
-  _globals['_JOINPROGRESS']._serialized_end=715
-  _globals['_LOADING']._serialized_start=717
-  _globals['_LOADING']._serialized_end=770
-  _globals['_JOINED']._serialized_start=773
-  _globals['_JOINED']._serialized_end=917
-  _globals['_NEWSEQUENCE']._serialized_start=920
-  _globals['_NEWSEQUENCE']._serialized_end=1175
-  _globals['_STEPPLAN']._serialized_start=1178
-  _globals['_STEPPLAN']._serialized_end=1472
-  _globals['_EXECUTESUMMARY']._serialized_start=1474
-  _globals['_EXECUTESUMMARY']._serialized_end=1509
-  _globals['_STREAMRESULTSREQUEST']._serialized_start=1511
-  _globals['_STREAMRESULTSREQUEST']._serialized_end=1548
-  _globals['_STEPRESULT']._serialized_start=1551
-  _globals['_STEPRESULT']._serialized_end=1773
-  _globals['_STEPPROMPTLOGPROBS']._serialized_start=1775
-  _globals['_STEPPROMPTLOGPROBS']._serialized_end=1877
-  _globals['_GETTIMELINEREQUEST']._serialized_start=1879
-  _globals['_GETTIMELINEREQUEST']._serialized_end=1964
-  _globals['_GETTIMELINERESPONSE']._serialized_start=1967
-  _globals['_GETTIMELINERESPONSE']._serialized_end=2183
-  _globals['_WORKERREGISTRY']._serialized_start=2186
-  _globals['_WORKERREGISTRY']._serialized_end=2322
-  _globals['_WORKER']._serialized_start=2325
-  _globals['_WORKER']._serialized_end=2590
+  _globals['_LEAVEREQUEST']._serialized_end=268
+  _globals['_LEAVERESPONSE']._serialized_start=270
+  _globals['_LEAVERESPONSE']._serialized_end=285
+  _globals['_JOINREQUEST']._serialized_start=288
+  _globals['_JOINREQUEST']._serialized_end=636
+  _globals['_JOINPROGRESS']._serialized_start=638
+  _globals['_JOINPROGRESS']._serialized_end=732
+  _globals['_LOADING']._serialized_start=734
+  _globals['_LOADING']._serialized_end=787
+  _globals['_JOINED']._serialized_start=790
+  _globals['_JOINED']._serialized_end=934
+  _globals['_NEWSEQUENCE']._serialized_start=937
+  _globals['_NEWSEQUENCE']._serialized_end=1192
+  _globals['_STEPPLAN']._serialized_start=1195
+  _globals['_STEPPLAN']._serialized_end=1489
+  _globals['_EXECUTESUMMARY']._serialized_start=1491
+  _globals['_EXECUTESUMMARY']._serialized_end=1526
+  _globals['_STREAMRESULTSREQUEST']._serialized_start=1528
+  _globals['_STREAMRESULTSREQUEST']._serialized_end=1565
+  _globals['_STEPRESULT']._serialized_start=1568
+  _globals['_STEPRESULT']._serialized_end=1790
+  _globals['_STEPPROMPTLOGPROBS']._serialized_start=1792
+  _globals['_STEPPROMPTLOGPROBS']._serialized_end=1894
+  _globals['_GETTIMELINEREQUEST']._serialized_start=1896
+  _globals['_GETTIMELINEREQUEST']._serialized_end=1981
+  _globals['_GETTIMELINERESPONSE']._serialized_start=1984
+  _globals['_GETTIMELINERESPONSE']._serialized_end=2200
+  _globals['_WORKERREGISTRY']._serialized_start=2203
+  _globals['_WORKERREGISTRY']._serialized_end=2339
+  _globals['_WORKER']._serialized_start=2342
+  _globals['_WORKER']._serialized_end=2607
 # @@protoc_insertion_point(module_scope)
