@@ -117,6 +117,8 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServicer):
         """Intervals of those who came to watch, seconds."""
         self.snapshots: asyncio.Queue[EngineSnapshot | None] = asyncio.Queue()
         """What the watcher is told; None ends its stream."""
+        self.is_silent = False
+        """Leave its streams open and answer no call, as one that hangs."""
         self._sessions: asyncio.Queue[FakeSession] = asyncio.Queue()
         self._server: RpcServer | None = None
         self._port = 0
@@ -181,6 +183,8 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServicer):
     async def GetEngineStatus(  # noqa: N802
         self, request: scheduler_pb2.GetEngineStatusRequest, context: Any
     ) -> scheduler_pb2.GetEngineStatusResponse:
+        if self.is_silent:
+            await asyncio.get_running_loop().create_future()
         return scheduler_pb2.GetEngineStatusResponse(status=engine_status_to_pb(self.status))
 
     async def WatchEngine(  # noqa: N802

@@ -163,3 +163,39 @@ async def test_each_change_of_the_scheduler_is_logged_once(start_gateway: StartG
     assert events[:3] == ["service_listening", "scheduler_connected", "service_ready"]
     assert sorted(events[3:5]) == ["scheduler_lost", "service_not_ready"]
     assert events[5:7] == ["scheduler_connected", "service_ready"]
+
+
+async def test_a_scheduler_that_hangs_has_lost_its_session_and_is_named(start_gateway: StartGateway) -> None:
+    async with start_gateway(heartbeat_s=0.2) as gateway:
+        await gateway.health(serving=True)
+        asked = asyncio.create_task(collect(gateway.client.generate("a", GenerateOptions(max_tokens=2))))
+        first = await gateway.session.submitted()
+        gateway.session.tokens(first.handle, 65)
+        gateway.scheduler.is_silent = True
+        await gateway.health(serving=False)
+        with pytest.raises(
+            UnavailableError, match=r"the scheduler cannot be reached \(it has not answered for 0.2 s\)"
+        ):
+            await collect(gateway.client.generate("a"))
+        gateway.scheduler.is_silent = False
+        session = await gateway.reconnected()
+        again = await session.submitted()
+        assert list(again.output_token_ids) in ([], [65])
+        session.end(again.handle, FinishReason.LENGTH, *[65] * (2 - len(again.output_token_ids)))
+        assert sum(len(delta.token_ids) for delta in await asked) == 2
+
+
+async def test_what_the_scheduler_says_is_missing_is_told(start_gateway: StartGateway) -> None:
+    async with start_gateway(heartbeat_s=0.2) as gateway:
+        await gateway.health(serving=True)
+        gateway.scheduler.status = dataclasses.replace(
+            gateway.scheduler.status, ready=False, reason="stage 1 has other plans"
+        )
+        gateway.session.lost()
+        await gateway.health(serving=False)
+        async with asyncio.timeout(10):
+            while True:
+                with pytest.raises(UnavailableError) as refusal:
+                    await collect(gateway.client.generate("a"))
+                if "not ready: stage 1 has other plans; try again" in str(refusal.value):
+                    break

@@ -21,6 +21,7 @@ from shared.errors import ConfigError, ModelError
 from shared.ids import Handle, StepId
 from shared.lifecycle import Shutdown
 from shared.messages import Cancel, FinishReason, Hello, PromptLogprobs, StepResult, TokenLogprobs
+from shared.pb import worker_pb2, worker_pb2_grpc
 from shared.rpc import connect
 from shared.status import StatusCode
 from tests.factories import ORCA, make_submit
@@ -304,6 +305,32 @@ async def test_drain_ends_what_runs_and_refuses_what_comes(start_scheduler: Star
         worker.answer(plan, 7)
         assert (await session.until_ended(0)).reason is FinishReason.LENGTH
         await scheduler.task
+
+
+async def test_a_worker_that_wants_to_leave_waits_for_what_runs_and_nothing_new_comes(
+    start_scheduler: StartScheduler,
+) -> None:
+    async with (
+        start_scheduler() as scheduler,
+        worker_of(scheduler) as worker,
+        scheduler.session() as session,
+        connect(scheduler.address) as channel,
+    ):
+        leave = worker_pb2_grpc.WorkerRegistryStub(channel).Leave
+        await session.next()
+        await session.send(make_submit(0, max_tokens=1))
+        plan = await worker.plans.get()
+        await leave(worker_pb2.LeaveRequest(address="somebody:1"))
+        assert (await scheduler.status()).ready, "only the one who holds the rank is heard"
+        leaving = asyncio.ensure_future(leave(worker_pb2.LeaveRequest(address=worker.address)))
+        assert (await session.next()).engine_lost, "for new requests it is"
+        status = await scheduler.status()
+        assert (status.ready, status.reason) == (False, "the worker of stage 0, tensor-parallel rank 0 is leaving")
+        assert not leaving.done()
+        worker.answer(plan, 7)
+        assert (await session.until_ended(0)).reason is FinishReason.LENGTH
+        await leaving
+    assert session.tokens == {0: [7]}
 
 
 async def test_a_session_says_hello_first_and_once(start_scheduler: StartScheduler) -> None:
