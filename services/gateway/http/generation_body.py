@@ -23,7 +23,7 @@ from services.gateway.http.fields import (
     limited,
 )
 from services.gateway.http.guidance_body import ResponseFormat, StructuredOutputs, guidance_of
-from shared.generation import GenerateOptions
+from shared.generation import GenerateOptions, Guidance
 from shared.sampling import MAX_PENALTY, MAX_REPETITION_PENALTY
 
 __all__ = ["GenerationBody", "StreamOptions"]
@@ -110,6 +110,24 @@ class GenerationBody(Body):
         """Whether a last chunk has the usage."""
         return self.stream_options is not None and bool(self.stream_options.include_usage)
 
+    @property
+    def guidance_field(self) -> str | None:
+        """Which of the fields says what the output must match."""
+        guidance = self._guidance()
+        return guidance and guidance[0]
+
+    def _guidance(self) -> tuple[str, Guidance] | None:
+        return guidance_of(
+            self.response_format,
+            self.structured_outputs,
+            StructuredOutputs(
+                json=self.guided_json,
+                regex=self.guided_regex,
+                choice=self.guided_choice,
+                grammar=self.guided_grammar,
+            ),
+        )
+
     def check_delivery(self) -> None:
         """Refuse options of a stream where none is asked for."""
         if self.stream_options is not None and not self.stream:
@@ -118,6 +136,7 @@ class GenerationBody(Body):
     def options(self, *, max_tokens: int | None, num_logprobs: int | None, best_of: int | None) -> GenerateOptions:
         """Return the options; absent ones have the gateway's defaults. Raises ``HttpError``."""
         defaults = GenerateOptions()
+        guidance = self._guidance()
         return GenerateOptions(
             max_tokens=max_tokens,
             temperature=_or(self.temperature, defaults.temperature),
@@ -136,16 +155,7 @@ class GenerationBody(Body):
             n=_or(self.n, defaults.n),
             best_of=best_of,
             num_logprobs=num_logprobs,
-            guidance=guidance_of(
-                self.response_format,
-                self.structured_outputs,
-                StructuredOutputs(
-                    json=self.guided_json,
-                    regex=self.guided_regex,
-                    choice=self.guided_choice,
-                    grammar=self.guided_grammar,
-                ),
-            ),
+            guidance=guidance and guidance[1],
             timeout_s=self.timeout,
         )
 

@@ -51,8 +51,10 @@ _Found = list[tuple[str, Guidance]]
 
 def guidance_of(
     response_format: ResponseFormat | None, structured_outputs: StructuredOutputs | None, guided: StructuredOutputs
-) -> Guidance | None:
-    """Return what the output must match; ``guided`` is what vLLM's fields ``guided_json`` and so on ask for.
+) -> tuple[str, Guidance] | None:
+    """Return which field says what the output must match, and that.
+
+    ``guided`` is what vLLM's fields ``guided_json`` and so on ask for.
 
     Raises:
         HttpError: several of them ask for something, or one of them is not whole.
@@ -65,7 +67,7 @@ def guidance_of(
     if len(found) > 1:
         names = " and ".join(name for name, _ in found)
         raise HttpError(400, f"{names} exclude each other: choose one", param=found[1][0])
-    return found[0][1] if found else None
+    return found[0] if found else None
 
 
 def _from_response_format(wanted: ResponseFormat | None) -> _Found:

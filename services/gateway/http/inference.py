@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import time
 from typing import TYPE_CHECKING
@@ -15,6 +16,7 @@ from services.gateway.http.delivery import EventStreamResponse, WholeResponse
 from services.gateway.http.models import check_model
 from services.gateway.http.request_ids import request_id_of
 from services.gateway.http.version import VERSION
+from shared.errors import InvalidRequestError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -62,9 +64,23 @@ class InferenceRoutes:
 def _response(
     deltas: AsyncGenerator[Delta, None], answer: Answer, body: CompletionBody | ChatBody, num_choices: int
 ) -> Response:
+    if body.guidance_field is not None:
+        deltas = _naming(deltas, body.guidance_field)
     if body.stream:
         return EventStreamResponse(deltas, answer, includes_usage=body.includes_usage)
     return WholeResponse(deltas, answer, num_choices)
+
+
+async def _naming(deltas: AsyncGenerator[Delta, None], guidance_field: str) -> AsyncGenerator[Delta, None]:
+    """Hand on; a refusal of the guidance names the field that it came from."""
+    async with contextlib.aclosing(deltas):
+        try:
+            async for delta in deltas:
+                yield delta
+        except InvalidRequestError as error:
+            if error.field != "guidance":
+                raise
+            raise InvalidRequestError(str(error), field=guidance_field) from error
 
 
 def _fingerprint(engine: EngineInfo) -> str:

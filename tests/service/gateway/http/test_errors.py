@@ -171,3 +171,17 @@ async def test_messages_have_the_names_of_this_front(front: RunningFront) -> Non
     front.generation.answer = [errors.InvalidRequestError("timeout_s is -1; it must be above 0", field="timeout_s")]
     error = await front.refused("/v1/completions", {"prompt": "x"})
     assert (error["param"], error["message"]) == ("timeout", "timeout is -1; it must be above 0")
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"guided_regex": "("}, "guided_regex"),
+        ({"structured_outputs": {"regex": "("}}, "structured_outputs.regex"),
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+    ],
+)
+async def test_a_refusal_of_guidance_names_its_field(front: RunningFront, body: dict[str, Any], param: str) -> None:
+    front.generation.answer = [errors.InvalidRequestError("it cannot be forced", field="guidance")]
+    error = await front.refused("/v1/completions", {"prompt": "x"} | body)
+    assert error["param"] == param
