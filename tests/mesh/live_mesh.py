@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from services.mesh import LogLine
     from shared.messages import EngineStatus
 
-__all__ = ["LiveMesh", "live_mesh"]
+__all__ = ["LiveMesh", "clients_of", "live_mesh"]
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 SOON_S = 10.0
@@ -143,7 +143,7 @@ class LiveMesh:
             other.gateway_address = await process.listening()
             other.http_address = process.http_address
             await process.ready()
-            async with _clients(other, self.lines) as live:
+            async with clients_of(other, self.lines) as live:
                 yield live
         finally:
             await process.stop(SOON_S)
@@ -168,12 +168,12 @@ class LiveMesh:
 async def live_mesh(options: MeshOptions) -> AsyncIterator[LiveMesh]:
     """Run a mesh for as long as the block lasts."""
     lines: list[LogLine] = []
-    async with LocalMesh(options, lines.append) as mesh, _clients(mesh, lines) as live:
+    async with LocalMesh(options, lines.append) as mesh, clients_of(mesh, lines) as live:
         yield live
 
 
 @contextlib.asynccontextmanager
-async def _clients(mesh: LocalMesh, lines: list[LogLine]) -> AsyncIterator[LiveMesh]:
+async def clients_of(mesh: LocalMesh, lines: list[LogLine]) -> AsyncIterator[LiveMesh]:
     limits = httpx2.Limits(max_connections=None)
     async with (
         GatewayClient(mesh.gateway_address) as client,
