@@ -41,8 +41,8 @@ if TYPE_CHECKING:
 
 __all__ = ["run_gateway"]
 
-_MAX_REQUEST_BYTES = 4 << 20
-"""Of a call: hundreds of thousands of token ids. A small message may stand for much more memory than it takes."""
+_MAX_REQUEST_BYTES = 8 << 20
+"""Of a call, as over HTTP by default: more than a million token ids. A small message may stand for much more memory than it takes."""
 
 _STOP_GRACE_S = 1.0
 """What is left to say once everything has drained: the ends of streams."""

@@ -163,7 +163,7 @@ async def test_what_is_too_many_is_counted_before_it_is_looked_at(gateway: Runni
 async def test_a_message_is_no_larger_than_it_need_be(gateway: RunningGateway) -> None:
     async with connect(gateway.address) as channel:
         with pytest.raises(aio.AioRpcError) as caught:
-            await gateway_pb2_grpc.GatewayStub(channel).Generate(with_text("a" * (4 << 20))).read()
+            await gateway_pb2_grpc.GatewayStub(channel).Generate(with_text("a" * (8 << 20))).read()
     assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
 
 

@@ -200,7 +200,6 @@ async def test_what_surrounds_a_body_has_a_limit(front: RunningFront, opening: s
             writer.write(more.encode() * (4096 // len(more)))
             await writer.drain()
             sent += 4096
-            await asyncio.sleep(0)
 
     sending = asyncio.create_task(send_on())
     with contextlib.suppress(ConnectionError):
