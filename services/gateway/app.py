@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 __all__ = ["run_gateway"]
 
 _MAX_REQUEST_BYTES = 8 << 20
-"""Of a call, as over HTTP by default: more than a million token ids. A small message may stand for much more memory than it takes."""
+"""Of a call, as over HTTP by default. A message may stand for much more memory than it takes itself."""
 
 _STOP_GRACE_S = 1.0
 """What is left to say once everything has drained: the ends of streams."""
