@@ -34,7 +34,7 @@ DEFAULT = SchedulingConfig()
 
 @contextlib.asynccontextmanager
 async def mesh(model: str, scheduling: SchedulingConfig, num_stages: int = 1) -> AsyncIterator[LocalMesh]:
-    engine = EngineConfig(model=model, topology=Topology(num_stages), scheduling=scheduling)
+    engine = EngineConfig(model=model, topology=Topology(num_stages), scheduling=scheduling, dtype="float32")
     async with LocalMesh(MeshOptions(engine=engine)) as running:
         yield running
 

@@ -31,7 +31,7 @@ __all__ = [
 
 DEFAULT_MODEL = "smollm2-135m-instruct"
 DEFAULT_HEARTBEAT_S = 5.0
-DTYPES = ("auto", "float32", "bfloat16", "float16")
+DTYPES = ("auto", "float32", "bfloat16", "float16", "int8")
 KV_POLICIES = ("paged", "reserve")
 BATCHINGS = ("iteration", "request")
 DEVICES = ("auto", "cpu", "cuda")

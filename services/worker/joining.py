@@ -149,7 +149,7 @@ class Joining:
                 num_blocks=num_blocks,
                 max_model_len=max_model_len,
                 vocab_size=loaded.vocab_size,
-                dtype=str(loaded.dtype).removeprefix("torch."),
+                dtype=loaded.dtype_name,
                 weights_bytes=loaded.weights_bytes,
                 kv_bytes_per_block=loaded.block_bytes(request.block_size),
             ),

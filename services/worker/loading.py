@@ -10,12 +10,15 @@ from typing import TYPE_CHECKING, Protocol
 
 import torch
 
+from kernels.native import library as native
 from services.worker.comm import StageRanks
 from services.worker.kv_cache import KvCache, bytes_per_block
+from services.worker.model.quantized import quantization_fault
 from services.worker.model.stage import load_stage
 from services.worker.model.synthetic import HIDDEN_SIZE, KV_BYTES_PER_LAYER_TOKEN, SyntheticStage
 from services.worker.sampling.guidance import Vocabulary
 from shared.errors import ConfigError
+from shared.log import get_logger
 from shared.model import config as model_config
 from shared.model.source import SyntheticModel
 from shared.model.store import resolve
@@ -27,13 +30,16 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from kernels.native.library import NativeKernels
     from services.worker.batch import ForwardBatch
     from shared.messages import JoinRequest
+    from shared.model.config import ModelConfig
     from shared.model.source import ModelSource
 
 __all__ = ["LoadedStage", "Place", "RunnableStage", "load", "place_of"]
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+_QUANTIZED = "int8"
 
 
 class RunnableStage(Protocol):
@@ -51,12 +57,14 @@ class Place:
     """All that a rank's weights depend on: the same place in a later epoch keeps them."""
 
     model: str
-    dtype: torch.dtype
+    dtype: str
+    """As it was asked for."""
     device: torch.device
     stage: int
     num_stages: int
     tp_rank: int
     tp_size: int
+    block_size: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +80,8 @@ class LoadedStage:
     """The model's own limit, tokens."""
     dtype: torch.dtype
     """Of the activations."""
+    dtype_name: str
+    """How numbers are held, as people call it."""
     weights_bytes: int
     block_bytes: Callable[[int], int]
     """Bytes of K and V on this rank for one block of so many tokens."""
@@ -82,20 +92,18 @@ class LoadedStage:
 
 
 def place_of(request: JoinRequest, device: torch.device) -> Place:
-    """Return the place that a request to join asks for; "auto" is float32 on CPUs and bfloat16 on GPUs."""
-    name = request.dtype
-    if name == "auto":
-        name = "bfloat16" if device.type == "cuda" else "float32"
-    if name not in _DTYPES:
-        raise ConfigError(f"--dtype must be one of auto, {', '.join(_DTYPES)}, not {name!r}")
+    """Return the place that a request to join asks for."""
+    if request.dtype not in {"auto", _QUANTIZED, *_DTYPES}:
+        raise ConfigError(f"--dtype must be one of auto, {_QUANTIZED}, {', '.join(_DTYPES)}, not {request.dtype!r}")
     return Place(
         model=request.model,
-        dtype=_DTYPES[name],
+        dtype=request.dtype,
         device=device,
         stage=request.stage,
         num_stages=request.num_stages,
         tp_rank=request.tp_rank,
         tp_size=request.tp_size,
+        block_size=request.block_size,
     )
 
 
@@ -118,6 +126,7 @@ def _load(place: Place, source: ModelSource, progress: Callable[[int, int], None
     config = model_config.load(source)
     layers = split_layers(config.num_layers, place.num_stages)[place.stage]
     ranks = StageRanks(place.tp_rank, place.tp_size)
+    numbers = _choose_numbers(place, config)
     stage = load_stage(
         source,
         layers=layers,
@@ -125,7 +134,8 @@ def _load(place: Place, source: ModelSource, progress: Callable[[int, int], None
         is_last=place.stage == place.num_stages - 1,
         tp=ranks,
         device=place.device,
-        dtype=place.dtype,
+        dtype=numbers.activations,
+        quantized=numbers.kernels,
         progress=progress,
     )
 
@@ -136,7 +146,7 @@ def _load(place: Place, source: ModelSource, progress: Callable[[int, int], None
             tp_size=place.tp_size,
             tp_rank=place.tp_rank,
             block_size=block_size,
-            dtype=place.dtype,
+            dtype=numbers.kv,
         )
 
     def allocate_kv(num_blocks: int, block_size: int) -> KvCache:
@@ -148,7 +158,7 @@ def _load(place: Place, source: ModelSource, progress: Callable[[int, int], None
             num_blocks=num_blocks,
             block_size=block_size,
             device=place.device,
-            dtype=place.dtype,
+            dtype=numbers.kv,
         )
 
     return LoadedStage(
@@ -158,12 +168,46 @@ def _load(place: Place, source: ModelSource, progress: Callable[[int, int], None
         hidden_size=config.hidden_size,
         vocab_size=config.vocab_size,
         max_model_len=config.max_model_len,
-        dtype=place.dtype,
+        dtype=numbers.activations,
+        dtype_name=numbers.name,
         weights_bytes=_tensor_bytes(stage),
         block_bytes=block_bytes,
         vocabulary=Vocabulary(lambda: load_tokenizer(source), config.vocab_size),
         allocate_kv=allocate_kv,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Numbers:
+    """How numbers are held."""
+
+    name: str
+    """As people call it: the value of ``--dtype``, with "auto" decided."""
+    activations: torch.dtype
+    kv: torch.dtype
+    kernels: NativeKernels | None = None
+    """Those that compute with quantised weights."""
+
+
+def _choose_numbers(place: Place, config: ModelConfig) -> Numbers:
+    """Decide "auto": on GPUs bfloat16; on CPUs quantised weights where the machine and the model allow it."""
+    name = place.dtype
+    if name == "auto" and place.device.type == "cuda":
+        name = "bfloat16"
+    if name in {"auto", _QUANTIZED}:
+        fault = quantization_fault(config, tp_size=place.tp_size, block_size=place.block_size)
+        if place.device.type != "cpu":
+            fault = "it is for CPUs"
+        try:
+            if fault is None:
+                return Numbers(_QUANTIZED, torch.float32, torch.bfloat16, native.load())
+        except native.KernelsUnavailableError as unavailable:
+            fault = str(unavailable)
+        if name == _QUANTIZED:
+            raise ConfigError(f"--dtype {_QUANTIZED} cannot be had: {fault}")
+        get_logger().info("not_quantized", reason=fault, dtype="float32")
+        name = "float32"
+    return Numbers(name, _DTYPES[name], _DTYPES[name])
 
 
 def _load_synthetic(place: Place, source: SyntheticModel) -> LoadedStage:
@@ -177,6 +221,7 @@ def _load_synthetic(place: Place, source: SyntheticModel) -> LoadedStage:
         vocab_size=source.vocab_size,
         max_model_len=source.max_model_len,
         dtype=torch.float32,
+        dtype_name="float32",
         weights_bytes=0,
         block_bytes=lambda block_size: block_size * token_bytes,
         vocabulary=Vocabulary(lambda: load_tokenizer(source), source.vocab_size),
@@ -199,7 +244,7 @@ def _tensor_bytes(root: object) -> int:
             storages[storage.data_ptr()] = storage.nbytes()
         elif isinstance(found, (list, tuple)):
             pending += found
-        elif type(found).__module__.startswith("services.worker.model"):
+        elif type(found).__module__.startswith(("services.worker.model", "kernels.")):
             pending += _attributes(found)
     return sum(storages.values())
 

@@ -29,13 +29,14 @@ _CPU = torch.device("cpu")
 def assemble(stage: RunnableStage) -> Assembly:
     """Put ``stage``, with activations of one number a token, in the place of a whole model."""
     loaded = LoadedStage(
-        place=Place("fake", torch.float32, _CPU, stage=0, num_stages=1, tp_rank=0, tp_size=1),
+        place=Place("fake", "float32", _CPU, stage=0, num_stages=1, tp_rank=0, tp_size=1, block_size=16),
         stage=stage,
         ranks=StageRanks(0, 1),
         hidden_size=1,
         vocab_size=VOCAB_SIZE,
         max_model_len=MAX_MODEL_LEN,
         dtype=torch.float32,
+        dtype_name="float32",
         weights_bytes=0,
         block_bytes=lambda block_size: block_size,
         vocabulary=Vocabulary(lambda: ByteTokenizer(VOCAB_SIZE), VOCAB_SIZE),

@@ -13,9 +13,10 @@ import torch.nn.functional as F  # noqa: N812 - the name that everyone uses
 
 from services.worker.model.gpt2 import Gpt2Block, Gpt2Decoder, LayerNorm
 from services.worker.model.linear import OutputHead, VocabParallelEmbedding
-from services.worker.model.llama import LlamaBlock, LlamaDecoder, RmsNorm
+from services.worker.model.llama import LlamaBlock, LlamaDecoder, LlamaWeights, RmsNorm, rotation_at
 from services.worker.model.parameters import Parameters
 from services.worker.model.partition import check_divisible, padded_vocab_part, vocab_of_rank
+from services.worker.model.quantized import QuantizedHead, QuantizedLayer, QuantizedLlama, QuantizedVocab
 from services.worker.model.sources import open_weights
 from shared.errors import ConfigError, ModelError
 from shared.model.config import load
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from kernels.native.library import NativeKernels
     from services.worker.batch import ForwardBatch
     from services.worker.kv_cache import KvCache
     from services.worker.tensor_parallel import TensorParallel
@@ -67,7 +69,7 @@ class _Norm(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _Embedding:
-    tokens: VocabParallelEmbedding
+    tokens: VocabParallelEmbedding | QuantizedVocab
     positions: Tensor | None
     """[max_model_len, hidden], of the GPT family."""
 
@@ -90,7 +92,7 @@ class _Stage:
     config: ModelConfig
     embedding: _Embedding | None
     decoder: _Decoder
-    head: _Head | None
+    head: _Head | QuantizedHead | None
 
     def forward(self, batch: ForwardBatch, hidden: Tensor | None, kv: KvCache) -> Tensor:
         with torch.inference_mode():
@@ -116,9 +118,12 @@ def load_stage(
     tp: TensorParallel,
     device: torch.device,
     dtype: torch.dtype,
+    quantized: NativeKernels | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> StageModel:
     """Load this rank's part of ``layers``, with the embedding if first and norm and head if last.
+
+    ``quantized``: with quantised weights, on these kernels; ``dtype`` is float32 then, and K/V bfloat16.
 
     ``progress`` is called with (parts done, parts in all) as each layer, the embedding and the head are there.
     Raises ModelError when the weights cannot be read or used, ConfigError when the ranks cannot share the model.
@@ -130,32 +135,59 @@ def load_stage(
     parameters = Parameters(config, open_weights(source, config, device), tp, device, dtype)
     steps = _Steps(len(layers) + is_first + is_last, progress)
 
-    embedding = steps.did(_load_embedding(parameters)) if is_first else None
+    if quantized is not None:
+        return _load_quantized(quantized, parameters, layers, steps, is_first=is_first, is_last=is_last)
+    tokens = steps.did(_load_vocab(parameters, "embed_tokens.weight")) if is_first else None
     decoder: _Decoder
     if config.family == "llama":
-        decoder = LlamaDecoder(config, [steps.did(LlamaBlock(parameters, index)) for index in layers], device)
+        blocks = [steps.did(LlamaBlock(LlamaWeights.load(parameters, index))) for index in layers]
+        decoder = LlamaDecoder(config, blocks, device)
     else:
         decoder = Gpt2Decoder([steps.did(Gpt2Block(parameters, index)) for index in layers])
-    head = steps.did(_load_head(parameters, embedding)) if is_last else None
+    head = steps.did(_load_head(parameters, tokens)) if is_last else None
+    embedding = None if tokens is None else _Embedding(tokens, _load_positions(parameters))
     return _Stage(config, embedding, decoder, head)
 
 
-def _load_embedding(parameters: Parameters) -> _Embedding:
+def _load_quantized(
+    kernels: NativeKernels, parameters: Parameters, layers: range, steps: _Steps, *, is_first: bool, is_last: bool
+) -> StageModel:
+    """The same with quantised weights: each matrix is read as float32, quantised and dropped."""
+    config, tp = parameters.config, parameters.tp
+    tokens = None
+    if is_first:
+        tokens = steps.did(QuantizedVocab.pack(kernels, _load_vocab(parameters, "embed_tokens.weight")))
+    packed = [steps.did(QuantizedLayer.pack(kernels, LlamaWeights.load(parameters, index))) for index in layers]
+    rotation = rotation_at(config, torch.arange(config.max_model_len))
+    decoder = QuantizedLlama(kernels, config, packed, rotation, tp)
+    head = None
+    if is_last:
+        norm = RmsNorm.load(parameters, "norm")
+        if not config.tie_embeddings:
+            vocab = QuantizedVocab.pack(kernels, _load_vocab(parameters, "lm_head.weight"))
+        else:
+            whole = _load_vocab(parameters, "embed_tokens.weight")
+            _check_redundant_head(parameters, whole)
+            vocab = tokens or QuantizedVocab.pack(kernels, whole)
+        head = steps.did(QuantizedHead(norm, vocab, config.vocab_size))
+    return _Stage(config, None if tokens is None else _Embedding(tokens, None), decoder, head)
+
+
+def _load_positions(parameters: Parameters) -> Tensor | None:
     config = parameters.config
-    positions = None
-    if config.family == "gpt2":
-        size = config.max_model_len
-        positions = parameters.matrix("embed_positions.weight", (size, config.hidden_size), range(size))
-    return _Embedding(_load_vocab(parameters, "embed_tokens.weight"), positions)
+    if config.family != "gpt2":
+        return None
+    size = config.max_model_len
+    return parameters.matrix("embed_positions.weight", (size, config.hidden_size), range(size))
 
 
-def _load_head(parameters: Parameters, embedding: _Embedding | None) -> _Head:
+def _load_head(parameters: Parameters, tokens: VocabParallelEmbedding | None) -> _Head:
     config = parameters.config
     norm: _Norm = (RmsNorm if config.family == "llama" else LayerNorm).load(parameters, "norm")
     if not config.tie_embeddings:
         vocab = _load_vocab(parameters, "lm_head.weight")
     else:
-        vocab = _load_vocab(parameters, "embed_tokens.weight") if embedding is None else embedding.tokens
+        vocab = tokens or _load_vocab(parameters, "embed_tokens.weight")
         _check_redundant_head(parameters, vocab)
     return _Head(norm, OutputHead(vocab.table, config.vocab_size, parameters.tp))
 

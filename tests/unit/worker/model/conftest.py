@@ -13,6 +13,7 @@ import torch
 import transformers
 from torch import Tensor
 
+from kernels.native.library import UNIT
 from services.worker.batch import ForwardBatch
 from services.worker.kv_cache import KvCache
 from services.worker.model import StageModel, load_stage
@@ -22,6 +23,7 @@ from shared.model.config import load
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from kernels.native.library import NativeKernels
     from shared.model.source import ModelSource
 
 CPU = torch.device("cpu")
@@ -73,8 +75,16 @@ class Sequence:
 class Mesh:
     """Stages x ranks of one model."""
 
-    def __init__(self, source: ModelSource, num_stages: int, tp_size: int, dtype: torch.dtype = torch.float32) -> None:
+    def __init__(
+        self,
+        source: ModelSource,
+        num_stages: int,
+        tp_size: int,
+        dtype: torch.dtype = torch.float32,
+        quantized: NativeKernels | None = None,
+    ) -> None:
         self.config = load(source)
+        self._block_size = BLOCK_SIZE if quantized is None else UNIT
         cuts = [self.config.num_layers * stage // num_stages for stage in range(num_stages + 1)]
         self._stages: list[list[tuple[StageModel, KvCache]]] = []
         self._free = list(range(NUM_BLOCKS))
@@ -94,6 +104,7 @@ class Mesh:
                     tp=tp,
                     device=CPU,
                     dtype=dtype,
+                    quantized=quantized,
                 )
                 kv = KvCache.allocate(
                     self.config,
@@ -101,9 +112,9 @@ class Mesh:
                     tp_size=tp_size,
                     tp_rank=rank,
                     num_blocks=NUM_BLOCKS,
-                    block_size=BLOCK_SIZE,
+                    block_size=self._block_size,
                     device=CPU,
-                    dtype=dtype,
+                    dtype=dtype if quantized is None else torch.bfloat16,
                 )
                 for layer in kv.layers:  # what was not written must not be seen
                     layer.k.fill_(torch.nan)
@@ -137,10 +148,10 @@ class Mesh:
         sequences = [self._sequences.setdefault(name, Sequence()) for name in tokens]
         for sequence, ids in zip(sequences, tokens.values(), strict=True):
             span = range(sequence.length, sequence.length + len(ids))
-            while len(sequence.blocks) * BLOCK_SIZE < span.stop:
+            while len(sequence.blocks) * self._block_size < span.stop:
                 sequence.blocks.append(self._free.pop())
             positions += span
-            slots += [sequence.blocks[p // BLOCK_SIZE] * BLOCK_SIZE + p % BLOCK_SIZE for p in span]
+            slots += [sequence.blocks[p // self._block_size] * self._block_size + p % self._block_size for p in span]
             starts.append(starts[-1] + len(ids))
             sequence.length = span.stop
         longest = max(len(sequence.blocks) for sequence in sequences)

@@ -1,0 +1,94 @@
+"""From C++ sources to a shared library for this processor: compiled once, kept in the user's cache.
+
+The name of the library in the cache has everything in it that it depends on: sources, flags, compiler. Plain C
+functions and no header of torch's: that takes seconds, not a minute, and does not depend on torch's version.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import NamedTuple
+
+__all__ = ["BuildError", "InstructionSet", "build", "instruction_set"]
+
+_SOURCES = Path(__file__).parent / "src"
+_FLAGS = ("-O3", "-std=c++17", "-fopenmp", "-fPIC", "-shared", "-fno-math-errno", "-Wno-maybe-uninitialized")
+_TIMEOUT_S = 300
+
+
+class BuildError(Exception):
+    """There is no library, and why."""
+
+
+class InstructionSet(NamedTuple):
+    """What the processor can do, and how the compiler is told."""
+
+    name: str
+    flags: tuple[str, ...]
+
+
+def instruction_set(cpu_flags: frozenset[str]) -> InstructionSet:
+    """Choose by the flags that Linux names in /proc/cpuinfo."""
+    if {"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_vnni"} <= cpu_flags:
+        bf16 = ("-mavx512bf16",) if "avx512_bf16" in cpu_flags else ()
+        return InstructionSet("avx512" + ("-bf16" if bf16 else ""), ("-march=x86-64-v4", "-mavx512vnni", *bf16))
+    if {"avx2", "fma", "f16c"} <= cpu_flags:
+        return InstructionSet("avx2", ("-march=x86-64-v3",))
+    return InstructionSet("plain", ())
+
+
+def cpu_flags() -> frozenset[str]:
+    """Return the flags of this machine's processor; none where the system does not tell."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="ascii", errors="replace").splitlines()
+    except OSError:
+        return frozenset()
+    return frozenset(next((line.partition(":")[2].split() for line in lines if line.startswith("flags")), []))
+
+
+def build(chosen: InstructionSet, cache: Path) -> Path:
+    """Return the library, compiled now if it is not in ``cache``. Raises ``BuildError``.
+
+    Processes that need it at the same time wait for the first of them.
+    """
+    compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
+    if compiler is None:
+        raise BuildError("there is no C++ compiler; install g++")
+    sources = sorted(_SOURCES.iterdir())
+    key = hashlib.sha256()
+    for part in (compiler, *_FLAGS, *chosen.flags):
+        key.update(part.encode() + b"\0")
+    for source in sources:
+        key.update(source.name.encode() + b"\0" + source.read_bytes())
+    library = cache / f"orca-{chosen.name}-{key.hexdigest()[:16]}.so"
+    if library.exists():
+        return library
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+        with (cache / "lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not library.exists():
+                _compile(compiler, chosen, [source for source in sources if source.suffix == ".cpp"], library)
+    except OSError as error:
+        raise BuildError(f"{cache} cannot be written: {error.strerror}; set XDG_CACHE_HOME to where it can") from error
+    return library
+
+
+def _compile(compiler: str, chosen: InstructionSet, sources: list[Path], library: Path) -> None:
+    with tempfile.TemporaryDirectory(dir=library.parent) as folder:
+        output = Path(folder) / library.name
+        command = [compiler, *_FLAGS, *chosen.flags, *map(str, sources), "-o", str(output)]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)  # noqa: S603
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise BuildError(f"{compiler} cannot be run: {error}") from error
+        if done.returncode:
+            first = next((line for line in done.stderr.splitlines() if "error" in line), done.stderr.strip()[:200])
+            raise BuildError(f"{compiler} failed: {first}")
+        output.replace(library)  # in one piece: who loads it finds all of it or nothing

@@ -1,0 +1,258 @@
+"""The compiled kernels as Python functions over torch tensors. Knows their signatures; not what models make of them.
+
+All tensors are contiguous, on the CPU, and of the type that is said; nothing here checks it again. Calls release the
+interpreter while they run.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+from ctypes import POINTER, Structure, byref, c_double, c_float, c_int, c_int64, c_void_p
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from kernels.native.build import BuildError, build, cpu_flags, instruction_set
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = [
+    "DIM_MULTIPLE",
+    "GROUP",
+    "MAX_HEAD_DIM",
+    "UNIT",
+    "CKv",
+    "CLayer",
+    "CModel",
+    "CNorm",
+    "CPacked",
+    "CShape",
+    "CStep",
+    "KernelsUnavailableError",
+    "NativeKernels",
+    "PackedMatrix",
+    "Workspace",
+    "load",
+]
+
+GROUP = 32
+"""Columns that share a scale."""
+UNIT = 16
+"""Tokens that lie together in K and V; block sizes are multiples of it."""
+MAX_HEAD_DIM = 256
+DIM_MULTIPLE = 16
+"""Numbers of a head are a multiple of it."""
+
+_LANES = 16
+
+
+class KernelsUnavailableError(Exception):
+    """This machine has no compiled kernels, and why."""
+
+
+class CPacked(Structure):
+    """``Packed`` of linear.h."""
+
+    _fields_ = (("data", c_void_p), ("n", c_int64), ("k", c_int64), ("bits", c_int64))
+
+
+class CShape(Structure):
+    """``Shape`` of attention.h."""
+
+    _fields_ = (("num_heads", c_int64), ("num_kv_heads", c_int64), ("head_dim", c_int64))
+
+
+class CKv(Structure):
+    """``KvLayer`` of attention.h."""
+
+    _fields_ = (("k", c_void_p), ("v", c_void_p))
+
+
+class CStep(Structure):
+    """``Step`` of attention.h."""
+
+    _fields_ = (
+        ("num_tokens", c_int64),
+        ("num_requests", c_int64),
+        ("positions", c_void_p),
+        ("slots", c_void_p),
+        ("query_start", c_void_p),
+        ("context_lens", c_void_p),
+        ("block_tables", c_void_p),
+        ("max_blocks", c_int64),
+        ("block_size", c_int64),
+    )
+
+
+class CNorm(Structure):
+    """``Norm`` of decoder.cpp."""
+
+    _fields_ = (("weight", c_void_p), ("eps", c_double))
+
+
+class CLayer(Structure):
+    """``OrcaLlamaLayer`` of decoder.cpp."""
+
+    _fields_ = (
+        ("input_norm", CNorm),
+        ("qkv", CPacked),
+        ("qkv_bias", c_void_p),
+        ("q_norm", CNorm),
+        ("k_norm", CNorm),
+        ("o", CPacked),
+        ("post_norm", CNorm),
+        ("gate_up", CPacked),
+        ("down", CPacked),
+        ("kv", CKv),
+    )
+
+
+class CModel(Structure):
+    """``OrcaLlama`` of decoder.cpp."""
+
+    _fields_ = (
+        ("shape", CShape),
+        ("hidden_size", c_int64),
+        ("intermediate_size", c_int64),
+        ("cos", c_void_p),
+        ("sin", c_void_p),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class PackedMatrix:
+    """Quantised weights [n, k]: 4 or 8 bits, one scale and one offset for each row and 32 columns."""
+
+    data: Tensor
+    """uint8, in the tiles that linear.h describes."""
+    n: int
+    k: int
+    bits: int
+
+    def as_c(self) -> CPacked:
+        """As the kernels take it; valid while this object lives."""
+        return CPacked(self.data.data_ptr(), self.n, self.k, self.bits)
+
+
+class Workspace:
+    """Memory for what a call computes on its way; grows, and is used again by the next call."""
+
+    def __init__(self) -> None:
+        self._memory = torch.empty(0, dtype=torch.uint8)
+
+    def address(self, num_bytes: int) -> int:
+        """Where there are so many bytes, aligned to a cache line."""
+        if self._memory.numel() < num_bytes + 64:
+            self._memory = torch.empty(num_bytes + 64, dtype=torch.uint8)
+        return -(-self._memory.data_ptr() // 64) * 64
+
+
+class NativeKernels:
+    """The library's functions."""
+
+    def __init__(self, path: Path, name: str) -> None:
+        self.name = name
+        """Of the instruction set, for logs."""
+        library = ctypes.CDLL(str(path))
+        self._pack = _function(library.orca_pack, c_float, c_void_p, c_int64, c_int64, c_int64, c_void_p, c_int)
+        self._linear = _function(
+            library.orca_linear,
+            None,
+            *(POINTER(CPacked), c_void_p, c_int64, c_void_p, c_double, c_void_p, c_void_p, c_int),
+        )
+        self._linear_bytes = _function(library.orca_linear_workspace_bytes, c_int64, c_int64, c_int64)
+        self._gather = _function(library.orca_gather_rows, None, POINTER(CPacked), c_void_p, c_int64, c_void_p)
+        self._attention = _function(
+            library.orca_attention,
+            None,
+            *(POINTER(CStep), POINTER(CShape), POINTER(CKv), c_void_p, c_void_p, c_float, c_int),
+        )
+        self._store_kv = _function(
+            library.orca_store_kv, None, c_void_p, c_void_p, c_void_p, c_int64, POINTER(CShape), POINTER(CKv)
+        )
+        self.layers_bytes = _function(library.orca_workspace_bytes, c_int64, POINTER(CModel), c_int64)
+        self.layers = _function(
+            library.orca_llama_layers,
+            None,
+            *(POINTER(CModel), POINTER(CLayer), c_int64, POINTER(CStep), c_void_p, c_void_p, c_int),
+        )
+        self.layer_attention = _function(
+            library.orca_llama_attention,
+            None,
+            *(POINTER(CModel), POINTER(CLayer), POINTER(CStep), c_void_p, c_void_p, c_void_p, c_int),
+        )
+        self.layer_mlp = _function(
+            library.orca_llama_mlp,
+            None,
+            *(POINTER(CModel), POINTER(CLayer), c_int64, c_void_p, c_void_p, c_void_p, c_int),
+        )
+        self._workspace = Workspace()
+
+    def pack(self, weight: Tensor) -> PackedMatrix:
+        """Quantise [n, k] float32, k a multiple of 32: to 4 bits where that loses nothing, else to 8.
+
+        Weights that a file holds as Q4_1 or Q8_0 come out as they are there.
+        """
+        n, k = weight.shape
+        for bits in (4, 8):
+            tile_bytes = k // GROUP * (_LANES * GROUP * bits // 8 + 4 * _LANES)
+            data = torch.empty(-(-n // _LANES) * tile_bytes, dtype=torch.uint8)
+            error = self._pack(weight.data_ptr(), n, k, bits, data.data_ptr(), torch.get_num_threads())
+            if error < _EXACT or bits == 8:
+                break
+        return PackedMatrix(data, n, k, bits)
+
+    def linear(self, x: Tensor, weight: PackedMatrix, norm: Tensor | None = None, eps: float = 0.0) -> Tensor:
+        """Return x [T, k] times the weights, [T, n] float32; with ``norm``, of x / rms(x) * norm."""
+        out = x.new_empty(x.shape[0], weight.n)
+        workspace = self._workspace.address(self._linear_bytes(x.shape[0], weight.k))
+        norm_address = None if norm is None else norm.data_ptr()
+        threads = torch.get_num_threads()
+        packed = byref(weight.as_c())
+        self._linear(packed, x.data_ptr(), x.shape[0], norm_address, eps, out.data_ptr(), workspace, threads)
+        return out
+
+    def gather_rows(self, weight: PackedMatrix, rows: Tensor) -> Tensor:
+        """Return some rows as float32, [len(rows), k]; rows int64."""
+        out = torch.empty(rows.shape[0], weight.k)
+        self._gather(byref(weight.as_c()), rows.data_ptr(), rows.shape[0], out.data_ptr())
+        return out
+
+    def attention(self, q: Tensor, k: Tensor, v: Tensor, step: CStep, shape: CShape, scale: float) -> Tensor:
+        """Return causal attention of each request, [T, H, D]; q [T, H, D] float32, bfloat16 caches in units."""
+        out = torch.empty_like(q)
+        kv = CKv(k.data_ptr(), v.data_ptr())
+        threads = torch.get_num_threads()
+        self._attention(byref(step), byref(shape), byref(kv), q.data_ptr(), out.data_ptr(), scale, threads)
+        return out
+
+    def store_kv(self, k: Tensor, v: Tensor, slots: Tensor, k_cache: Tensor, v_cache: Tensor, shape: CShape) -> None:
+        """Store k and v [T, KH, D] float32 at their slots [T] int64."""
+        kv = CKv(k_cache.data_ptr(), v_cache.data_ptr())
+        self._store_kv(k.data_ptr(), v.data_ptr(), slots.data_ptr(), slots.shape[0], byref(shape), byref(kv))
+
+
+_EXACT = 1e-3
+"""Largest error, relative to the largest weight of its group, that rounding of scales alone explains."""
+
+
+def _function(function: ctypes._NamedFuncPointer, result: type | None, *arguments: type) -> ctypes._NamedFuncPointer:
+    function.restype = result
+    function.argtypes = arguments
+    return function
+
+
+@functools.cache
+def load() -> NativeKernels:
+    """Return this machine's kernels, compiled now if need be. Raises ``KernelsUnavailableError``."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "orca" / "kernels"
+    chosen = instruction_set(cpu_flags())
+    try:
+        return NativeKernels(build(chosen, cache), chosen.name)
+    except (BuildError, OSError, RuntimeError) as error:
+        raise KernelsUnavailableError(str(error)) from error
