@@ -85,6 +85,11 @@ class FakeRegistry(worker_pb2_grpc.WorkerRegistryServicer):
         finally:
             self.ended.put_nowait(claim)
 
+    async def Leave(  # noqa: N802
+        self, request: worker_pb2.LeaveRequest, context: aio.ServicerContext[Any, Any]
+    ) -> worker_pb2.LeaveResponse:
+        return worker_pb2.LeaveResponse()
+
 
 @contextlib.asynccontextmanager
 async def running_worker(

@@ -154,7 +154,7 @@ async def test_who_gives_up_while_it_waits_never_reaches_the_scheduler(start_gat
         await gateway.health(serving=True)
         first = asyncio.create_task(collect(gateway.client.generate("a")))
         submit = await gateway.session.submitted()
-        with pytest.raises(Exception, match="[Dd]eadline"):
+        with pytest.raises(Exception, match=r"[Dd]eadline"):
             await collect(gateway.client.generate("b", timeout_s=0.1))
         async with asyncio.timeout(10):
             while (await gateway.client.status()).num_gateway_requests > 1:
