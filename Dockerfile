@@ -15,6 +15,8 @@ COPY shared /src/shared
 RUN pip install "/src[otel]"
 
 FROM python:3.11-slim
+# The kernels for CPUs are compiled for the processor that the container runs on, at the first start.
+RUN apt-get update && apt-get install -y --no-install-recommends g++ && rm -rf /var/lib/apt/lists/*
 RUN useradd --uid 10001 --create-home orca && install --directory --owner orca --group orca /var/lib/orca
 COPY --from=build /opt/orca /opt/orca
 ENV PATH=/opt/orca/bin:$PATH ORCA_HOME=/var/lib/orca ORCA_LOG_FORMAT=json PYTHONUNBUFFERED=1

@@ -47,9 +47,10 @@ DtypeOption = Annotated[
     typer.Option(
         "--dtype",
         envvar="ORCA_DTYPE",
-        metavar="auto|float32|bfloat16|float16",
+        metavar="auto|float32|bfloat16|float16|int8",
         rich_help_panel=_ENGINE,
-        help="Element type of weights and K/V; auto is float32 on CPUs, bfloat16 on GPUs.",
+        help="How numbers are held. int8: weights in the 4 or 8 bits of their file, or in 8. auto: bfloat16 on GPUs, int8 "
+        "on CPUs (float32 where there is no C++ compiler, or for models it does not know).",
     ),
 ]
 KvMemoryOption = Annotated[

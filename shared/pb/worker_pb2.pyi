@@ -147,7 +147,7 @@ class JoinRequest(_message.Message):
     model: _builtins.str
     """The model as the operator named it; each worker resolves it by itself."""
     dtype: _builtins.str
-    """"auto", "float32", "bfloat16" or "float16"."""
+    """"auto", "float32", "bfloat16", "float16" or "int8"."""
     block_size_tokens: _builtins.int
     kv_memory_bytes: _builtins.int
     """Memory for this rank's K/V."""
