@@ -143,7 +143,7 @@ class EngineConfig:
     model: str = DEFAULT_MODEL
     topology: Topology = field(default_factory=Topology)
     dtype: str = "auto"
-    """"auto" is bfloat16 on GPUs and int8 on CPUs (quantised weights, as the file has them or in 8 bits), or float32."""
+    """"auto" is bfloat16 on GPUs and int8, which is quantised weights, or float32 on CPUs."""
     scheduling: SchedulingConfig = field(default_factory=SchedulingConfig)
     kv_memory_bytes: int = 1 << 30
     """Memory for K/V on each worker; the number of slots of Algorithm 1 follows from it."""
