@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import httpx2
+import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from services.mesh import LocalMesh, MeshOptions
@@ -62,9 +63,13 @@ class LiveMesh:
 
     async def not_ready_because(self, text: str, within_s: float = SOON_S) -> None:
         """Wait until ``/ready`` gives a reason."""
-        async with asyncio.timeout(within_s):
-            while text not in (await self.http.get("/ready")).text:
-                pass
+        said = ""
+        try:
+            async with asyncio.timeout(within_s):
+                while text not in said:
+                    said = (await self.http.get("/ready")).text
+        except TimeoutError:
+            pytest.fail(f"{text!r} is not in {said!r}")
 
     async def engine(self) -> EngineStatus:
         return (await self.client.status()).engine

@@ -28,7 +28,7 @@ import asyncio, sys, threading
 from shared.client import GatewayClient, GenerateOptions
 from shared.sync_client import SyncGatewayClient
 
-NUM_CALLS = 100
+NUM_CALLS = 40
 OPTIONS = GenerateOptions(max_tokens=3, ignore_eos=True)
 
 def ask():

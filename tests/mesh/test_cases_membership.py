@@ -61,13 +61,14 @@ def another_time() -> list[str]:
 async def proxy(port: int) -> AsyncIterator[None]:
     """Pass on what comes, in order, each piece after a delay of its own."""
     chosen = random.Random(32)
-    over = asyncio.Event()
+    never = asyncio.Event()
     tasks: set[asyncio.Task[None]] = set()
 
     async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while data := await reader.read(1 << 16):
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(over.wait(), chosen.uniform(0, LONGEST_DELAY_S))
+                async with asyncio.timeout(chosen.uniform(0, LONGEST_DELAY_S)):
+                    await never.wait()
             writer.write(data)
             await writer.drain()
 
@@ -96,7 +97,6 @@ async def proxy(port: int) -> AsyncIterator[None]:
         try:
             yield
         finally:
-            over.set()
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
