@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from shared.codec.columns import check_columns
 from shared.codec.engine import engine_status_from_pb, engine_status_to_pb
-from shared.ids import StepId
+from shared.codec.timings import put_timings, timings_of
 from shared.mesh_view import EngineSnapshot, MeshSnapshot, StageTimeline
-from shared.messages import StepTiming
 from shared.pb import common_pb2, gateway_pb2
 
 __all__ = [
@@ -60,30 +58,10 @@ def mesh_snapshot_from_pb(message: gateway_pb2.MeshSnapshot) -> MeshSnapshot:
 
 
 def _stage_to_pb(timeline: StageTimeline) -> common_pb2.StageTimeline:
-    steps = timeline.steps
-    return common_pb2.StageTimeline(
-        stage=timeline.stage,
-        step_ids=[step.step_id for step in steps],
-        received_ns=[step.received_ns for step in steps],
-        started_ns=[step.started_ns for step in steps],
-        ended_ns=[step.ended_ns for step in steps],
-        num_sequences=[step.num_sequences for step in steps],
-        num_tokens=[step.num_tokens for step in steps],
-        num_decode_tokens=[step.num_decode_tokens for step in steps],
-    )
+    message = common_pb2.StageTimeline(stage=timeline.stage)
+    put_timings(message, timeline.steps)
+    return message
 
 
 def _stage_from_pb(message: common_pb2.StageTimeline) -> StageTimeline:
-    columns = (
-        message.step_ids,
-        message.received_ns,
-        message.started_ns,
-        message.ended_ns,
-        message.num_sequences,
-        message.num_tokens,
-        message.num_decode_tokens,
-    )
-    names = ("step_ids", "received_ns", "started_ns", "ended_ns", "num_sequences", "num_tokens", "num_decode_tokens")
-    check_columns("timeline", *((name, len(column)) for name, column in zip(names, columns, strict=True)))
-    steps = tuple(StepTiming(StepId(step_id), *rest) for step_id, *rest in zip(*columns, strict=True))
-    return StageTimeline(message.stage, steps)
+    return StageTimeline(message.stage, tuple(timings_of(message)))

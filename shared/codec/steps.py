@@ -5,6 +5,7 @@ from __future__ import annotations
 from shared.codec.columns import check_columns
 from shared.codec.engine import sampling_from_pb, sampling_to_pb
 from shared.codec.logprobs import indexed_from_pb, logprobs_to_pb, prompt_logprobs_from_pb
+from shared.codec.timings import put_timings, timings_of
 from shared.ids import BlockId, Epoch, RequestId, Row, StepId
 from shared.messages import NewSequence, StepPlan, StepResult, StepTiming, token_ids
 from shared.pb import worker_pb2
@@ -137,31 +138,11 @@ def step_result_from_pb(message: worker_pb2.StepResult) -> StepResult:
 
 def timeline_to_pb(stage: int, tp_rank: int, timings: list[StepTiming], now_ns: int) -> worker_pb2.GetTimelineResponse:
     """Translate; ``now_ns`` is the present by the clock of the timings."""
-    return worker_pb2.GetTimelineResponse(
-        stage=stage,
-        tp_rank=tp_rank,
-        step_ids=[timing.step_id for timing in timings],
-        received_ns=[timing.received_ns for timing in timings],
-        started_ns=[timing.started_ns for timing in timings],
-        ended_ns=[timing.ended_ns for timing in timings],
-        num_sequences=[timing.num_sequences for timing in timings],
-        num_tokens=[timing.num_tokens for timing in timings],
-        num_decode_tokens=[timing.num_decode_tokens for timing in timings],
-        now_ns=now_ns,
-    )
+    message = worker_pb2.GetTimelineResponse(stage=stage, tp_rank=tp_rank, now_ns=now_ns)
+    put_timings(message, timings)
+    return message
 
 
 def timeline_from_pb(message: worker_pb2.GetTimelineResponse) -> list[StepTiming]:
     """Translate; oldest step first."""
-    columns = (
-        message.step_ids,
-        message.received_ns,
-        message.started_ns,
-        message.ended_ns,
-        message.num_sequences,
-        message.num_tokens,
-        message.num_decode_tokens,
-    )
-    names = ("step_ids", "received_ns", "started_ns", "ended_ns", "num_sequences", "num_tokens", "num_decode_tokens")
-    check_columns("timeline", *((name, len(column)) for name, column in zip(names, columns, strict=True)))
-    return [StepTiming(StepId(step_id), *rest) for step_id, *rest in zip(*columns, strict=True)]
+    return timings_of(message)
