@@ -191,7 +191,6 @@ class NativeKernels:
             None,
             *(POINTER(CModel), POINTER(CLayer), c_int64, c_void_p, c_void_p, c_void_p, c_int),
         )
-        self._workspace = Workspace()
 
     def pack(self, weight: Tensor) -> PackedMatrix:
         """Quantise [n, k] float32, k a multiple of 32: to 4 bits where that loses nothing, else to 8.
@@ -210,7 +209,8 @@ class NativeKernels:
     def linear(self, x: Tensor, weight: PackedMatrix, norm: Tensor | None = None, eps: float = 0.0) -> Tensor:
         """Return x [T, k] times the weights, [T, n] float32; with ``norm``, of x / rms(x) * norm."""
         out = x.new_empty(x.shape[0], weight.n)
-        workspace = self._workspace.address(self._linear_bytes(x.shape[0], weight.k))
+        memory = Workspace()  # of this call alone: small, and these functions belong to all threads
+        workspace = memory.address(self._linear_bytes(x.shape[0], weight.k))
         norm_address = None if norm is None else norm.data_ptr()
         threads = torch.get_num_threads()
         packed = byref(weight.as_c())

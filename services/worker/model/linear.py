@@ -11,11 +11,20 @@ from typing import TYPE_CHECKING
 import torch.nn.functional as F  # noqa: N812 - the name that everyone uses
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from torch import Tensor
 
     from services.worker.tensor_parallel import TensorParallel
 
-__all__ = ["ColumnParallelLinear", "OutputHead", "RowParallelLinear", "VocabParallelEmbedding", "matmul"]
+__all__ = [
+    "ColumnParallelLinear",
+    "OutputHead",
+    "RowParallelLinear",
+    "VocabParallelEmbedding",
+    "embed_over_ranks",
+    "matmul",
+]
 
 
 def matmul(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -53,6 +62,17 @@ class RowParallelLinear:
         return out if self.bias is None else out.add_(self.bias)
 
 
+def embed_over_ranks(
+    token_ids: Tensor, vocab: range, tp: TensorParallel, rows_of: Callable[[Tensor], Tensor]
+) -> Tensor:
+    """Return [T, hidden] where each rank has the rows of its ``vocab`` only, which ``rows_of`` looks up."""
+    if tp.size == 1:
+        return rows_of(token_ids)
+    elsewhere = (token_ids < vocab.start) | (token_ids >= vocab.stop)
+    local = (token_ids - vocab.start).masked_fill_(elsewhere, 0)
+    return tp.all_reduce(rows_of(local).masked_fill_(elsewhere.unsqueeze(1), 0.0))
+
+
 @dataclass(frozen=True, slots=True)
 class VocabParallelEmbedding:
     """The embedding table, of which each rank holds some tokens' rows."""
@@ -65,12 +85,7 @@ class VocabParallelEmbedding:
 
     def __call__(self, token_ids: Tensor) -> Tensor:
         """Return [T, hidden]; token_ids [T] int64."""
-        if self.tp.size == 1:
-            return F.embedding(token_ids, self.table)
-        elsewhere = (token_ids < self.vocab.start) | (token_ids >= self.vocab.stop)
-        local = (token_ids - self.vocab.start).masked_fill_(elsewhere, 0)
-        rows = F.embedding(local, self.table).masked_fill_(elsewhere.unsqueeze(1), 0.0)
-        return self.tp.all_reduce(rows)
+        return embed_over_ranks(token_ids, self.vocab, self.tp, lambda rows: F.embedding(rows, self.table))
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,7 @@ from kernels.native.library import (
     PackedMatrix,
     Workspace,
 )
+from services.worker.model.linear import embed_over_ranks
 from services.worker.model.partition import heads_of_rank, intermediate_of_rank
 
 if TYPE_CHECKING:
@@ -173,12 +174,7 @@ class QuantizedVocab:
 
     def __call__(self, token_ids: Tensor) -> Tensor:
         """Return [T, hidden] float32; token_ids [T] int64."""
-        if self.tp.size == 1:
-            return self.kernels.gather_rows(self.table, token_ids)
-        elsewhere = (token_ids < self.vocab.start) | (token_ids >= self.vocab.stop)
-        local = (token_ids - self.vocab.start).masked_fill_(elsewhere, 0)
-        rows = self.kernels.gather_rows(self.table, local).masked_fill_(elsewhere.unsqueeze(1), 0.0)
-        return self.tp.all_reduce(rows)
+        return embed_over_ranks(token_ids, self.vocab, self.tp, lambda rows: self.kernels.gather_rows(self.table, rows))
 
 
 @dataclass(frozen=True, slots=True)
