@@ -93,6 +93,12 @@ class LiveMesh:
                 if (engine.num_running, engine.num_waiting) == (num, waiting):
                     return
 
+    async def accepted(self, num: int) -> None:
+        """Wait until the gateway has so many requests, those that wait in its queue included."""
+        async with asyncio.timeout(SOON_S):
+            while (await self.client.status()).num_gateway_requests != num:
+                pass
+
     async def generate(self, prompt: str | list[int], **options: Any) -> list[int]:
         """Continue a prompt over gRPC to its end; the tokens are returned."""
         chosen = GenerateOptions(**{"temperature": 0.0, "ignore_eos": True, **options})

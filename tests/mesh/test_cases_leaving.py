@@ -105,6 +105,7 @@ def nothing_in_shared_memory() -> Iterator[None]:
 async def test_a_gateway_lets_all_it_has_accepted_end() -> None:
     async with live_mesh(replace(OPTIONS, max_requests=NUM_RUNNING)) as live, Load(live, SHORT) as load:
         await live.running(NUM_RUNNING)
+        await live.accepted(NUM_RUNNING + NUM_WAITING)
         live.process("gateway").send_signal(signal.SIGTERM)
         await live.health(serving=False)
         await refused(live)
@@ -146,6 +147,7 @@ async def test_one_process_leaves_when_the_engine_is_done_and_may_be_replaced() 
 async def test_what_does_not_end_in_time_ends_in_an_error_whoever_is_asked() -> None:
     async with live_mesh(replace(OPTIONS, grace_s=1, max_requests=NUM_RUNNING)) as live, Load(live, ENDLESS) as load:
         await live.running(NUM_RUNNING)
+        await live.accepted(NUM_RUNNING + NUM_WAITING)
         for name in live.mesh.processes:
             live.process(name).send_signal(signal.SIGTERM)
         outcomes = await asyncio.wait_for(load.outcomes(), SOON_S)
