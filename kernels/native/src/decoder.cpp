@@ -6,52 +6,11 @@
 #include <omp.h>
 
 #include "attention.h"
+#include "elementwise.h"
 #include "linear.h"
 #include "pack.h"
 
 using namespace orca;
-
-namespace {
-
-struct Norm {
-  const float* weight;
-  double eps;
-};
-
-// y = x / rms(x) * weight, straight to the form that products take.
-void norm_row(const float* x, int64_t n, const Norm& norm, float* y) {
-  float total = 0.0f;
-#pragma omp simd reduction(+ : total)
-  for (int64_t i = 0; i < n; ++i) total += x[i] * x[i];
-  const float factor = 1.0f / std::sqrt(total / static_cast<float>(n) + static_cast<float>(norm.eps));
-#pragma omp simd
-  for (int64_t i = 0; i < n; ++i) y[i] = x[i] * factor * norm.weight[i];
-}
-
-void rotate(float* x, int64_t dim, const float* cos, const float* sin) {
-  const int64_t half = dim / 2;
-#pragma omp simd
-  for (int64_t i = 0; i < half; ++i) {
-    const float first = x[i], second = x[half + i];
-    x[i] = first * cos[i] - second * sin[i];
-    x[half + i] = second * cos[i] + first * sin[i];
-  }
-}
-
-void silu_mul_row(const float* gate, const float* up, int64_t n, float* y) {
-  int64_t i = 0;
-#if ORCA_AVX512
-  for (; i + kLanes <= n; i += kLanes) {
-    const __m512 g = _mm512_loadu_ps(gate + i);
-    const __m512 e = exp16(_mm512_sub_ps(_mm512_setzero_ps(), g));
-    const __m512 silu = _mm512_div_ps(g, _mm512_add_ps(_mm512_set1_ps(1.0f), e));
-    _mm512_storeu_ps(y + i, _mm512_mul_ps(silu, _mm512_loadu_ps(up + i)));
-  }
-#endif
-  for (; i < n; ++i) y[i] = gate[i] / (1.0f + std::exp(-gate[i])) * up[i];
-}
-
-}  // namespace
 
 extern "C" {
 
@@ -59,7 +18,7 @@ struct OrcaLlamaLayer {
   Norm input_norm;
   Packed qkv;
   const float* qkv_bias;
-  Norm q_norm, k_norm;  // of single heads; weight null: none
+  Norm q_norm, k_norm;  // of single heads
   Packed o;
   Norm post_norm;
   Packed gate_up;
@@ -130,18 +89,8 @@ void attention_part(const OrcaLlama& model, const OrcaLlamaLayer& layer, const S
   linear_in_team(layer.qkv, rows, step.num_tokens, {ws.qkv, width, layer.qkv_bias, false});
 #pragma omp for schedule(static)
   for (int64_t t = 0; t < step.num_tokens; ++t) {
-    float* q = ws.qkv + t * width;
-    const float* cos = model.cos + step.positions[t] * (dim / 2);
-    const float* sin = model.sin + step.positions[t] * (dim / 2);
-    for (int64_t head = 0; head < num_heads + num_kv_heads; ++head) {
-      float* x = q + head * dim;
-      const Norm& norm = head < num_heads ? layer.q_norm : layer.k_norm;
-      if (norm.weight) norm_row(x, dim, norm, x);
-      rotate(x, dim, cos, sin);
-    }
-    const float* k = q + num_heads * dim;
-    for (int64_t head = 0; head < num_kv_heads; ++head)
-      store_kv(k + head * dim, k + (num_kv_heads + head) * dim, step.slots[t], head, shape, layer.kv);
+    const Angles angles{model.cos + step.positions[t] * (dim / 2), model.sin + step.positions[t] * (dim / 2)};
+    rotate_and_store(ws.qkv + t * width, angles, layer.q_norm, layer.k_norm, step.slots[t], shape, layer.kv);
   }
   attention_in_team(step, shape, items, layer.kv, ws.qkv, width, ws.attended, num_heads * dim, 1.0f / std::sqrt(static_cast<float>(dim)));
   rows.k = num_heads * dim;
