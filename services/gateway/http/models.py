@@ -49,4 +49,9 @@ class ModelRoutes:
 
     def _card(self) -> ModelCard:
         engine = self._generation.model_info().engine
-        return ModelCard(id=engine.model, created=self._created, max_model_len=engine.max_model_len)
+        return ModelCard(
+            id=engine.model,
+            created=self._created,
+            max_model_len=engine.max_model_len,
+            vocab_size=engine.vocab_size,
+        )

@@ -229,6 +229,8 @@ class ModelCard(Shape):
     owned_by: str = "orca-mesh"
     max_model_len: int
     """Longest sequence, prompt and output, in tokens."""
+    vocab_size: int
+    """Token ids are below it."""
 
 
 class ModelList(Shape):

@@ -60,6 +60,7 @@ async def test_the_model_is_listed(front: RunningFront) -> None:
     assert listed["object"] == "list"
     [card] = listed["data"]
     assert (card["id"], card["object"], card["max_model_len"]) == ("synthetic:", "model", 64)
+    assert card["vocab_size"] == front.generation.info.engine.vocab_size
     assert (await front.client.get("/v1/models/synthetic:")).json() == card
     assert (await front.client.get("/v1/models/synthetic%3A")).json() == card
     other = await front.client.get("/v1/models/a/b")
