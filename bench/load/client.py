@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING
 
-from bench.load.endpoint import RequestOptions, ServedModel
+from bench.load.endpoint import ServedModel
+from bench.load.request_options import RequestOptions
 from shared.errors import ConfigError, ModelNotFoundError
 from shared.tls import TlsCredentials, load_tls
 

@@ -1,45 +1,28 @@
-"""Where load goes, and what clients of every kind have in common: URLs, TLS, API key, models, requests.
+"""Where load goes, and what clients of every kind have in common: URLs, TLS, API key, models.
 
 Speaks no protocol itself.
 """
 
 from __future__ import annotations
 
-import enum
 import ssl
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import TYPE_CHECKING, Protocol, Self
 from urllib.parse import urlsplit
 
 from shared.authentication import authorization_metadata
 from shared.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from bench.load.records import Reception
     from bench.load.traces import TraceRequest
     from shared.tls import TlsFiles
 
-__all__ = ["Api", "Endpoint", "LoadClient", "PromptFormat", "RequestOptions", "ServedModel"]
+__all__ = ["Endpoint", "LoadClient", "ServedModel"]
 
 _DEFAULT_PORTS = {"http": 80, "https": 443, "grpc": 50051, "grpcs": 50051}
-
-
-class Api(enum.StrEnum):
-    """Which of OpenAI's endpoints is called; over gRPC, `Generate` or `Chat`."""
-
-    COMPLETIONS = "completions"
-    CHAT = "chat"
-
-
-class PromptFormat(enum.StrEnum):
-    """How prompts are sent."""
-
-    TOKEN_IDS = "token-ids"
-    """As drawn; vLLM and orca take them."""
-    TEXT = "text"
-    """As words, about one token each; conversations have no other form."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,25 +100,6 @@ class ServedModel:
     vocab_size: int | None = None
     max_model_len: int | None = None
     """Longest sequence, prompt and output, in tokens."""
-
-
-@dataclass(frozen=True, slots=True)
-class RequestOptions:
-    """What all requests of a run have in common."""
-
-    model: str
-    api: Api = Api.COMPLETIONS
-    prompt_format: PromptFormat = PromptFormat.TOKEN_IDS
-    temperature: float = 0.0
-    ignore_eos: bool = True
-    """Outputs are as long as the trace wants; an extension that vLLM and orca know."""
-    extra_body: Mapping[str, Any] = field(default_factory=dict)
-    """More fields of the body, over HTTP; they win."""
-
-    def __post_init__(self) -> None:
-        """Check what belongs together."""
-        if self.api is Api.CHAT and self.prompt_format is not PromptFormat.TEXT:
-            raise ConfigError("conversations are text: give --prompt-format text with --api chat")
 
 
 class LoadClient(Protocol):

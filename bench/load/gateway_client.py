@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from bench.load.endpoint import Api, PromptFormat, ServedModel
+from bench.load.endpoint import ServedModel
+from bench.load.request_options import Api, PromptFormat
 from bench.load.words import text_of
 from shared.clock import SystemClock
 from shared.errors import ProtocolError
@@ -16,8 +17,8 @@ from shared.generation import ChatMessage, GenerateOptions
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Sequence
 
-    from bench.load.endpoint import RequestOptions
     from bench.load.records import Reception
+    from bench.load.request_options import RequestOptions
     from bench.load.traces import TraceRequest
     from shared.client import GatewayClient
     from shared.clock import Clock

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from bench.load.endpoint import Api, PromptFormat, ServedModel
+from bench.load.endpoint import ServedModel
 from bench.load.event_stream import EventStream
+from bench.load.request_options import Api, PromptFormat
 from bench.load.words import text_of
 from shared.errors import (
     DeadlineExceededError,
@@ -27,9 +28,9 @@ from shared.errors import (
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from bench.load.endpoint import RequestOptions
     from bench.load.http_client import HttpAnswer, HttpClient
     from bench.load.records import Reception
+    from bench.load.request_options import RequestOptions
     from bench.load.traces import TraceRequest
 
 __all__ = ["OpenAiClient"]

@@ -10,7 +10,6 @@ import enum
 import math
 import random
 from dataclasses import dataclass
-from statistics import NormalDist
 from typing import TYPE_CHECKING, Self
 
 from shared.errors import ConfigError
@@ -209,12 +208,12 @@ class _LogNormal:
     @property
     def mean(self) -> float:
         """Mean between the bounds."""
-        normal, sigma = NormalDist(), SHAREGPT_SIGMA
+        sigma = SHAREGPT_SIGMA
         low, high = ((math.log(end) - self.mu) / sigma for end in (self.bounds.low, self.bounds.high))
-        mass = normal.cdf(high) - normal.cdf(low)
+        mass = _normal_cdf(high) - _normal_cdf(low)
         if mass < 1e-12:  # all of it is beyond one of the ends
             return float(self.bounds.high if self.mu > math.log(self.bounds.high) else self.bounds.low)
-        shifted = normal.cdf(high - sigma) - normal.cdf(low - sigma)
+        shifted = _normal_cdf(high - sigma) - _normal_cdf(low - sigma)
         return math.exp(self.mu + sigma**2 / 2) * shifted / mass
 
     def draw(self, rng: random.Random) -> int:
@@ -222,3 +221,7 @@ class _LogNormal:
             length = rng.lognormvariate(self.mu, SHAREGPT_SIGMA)
             if self.bounds.low <= length <= self.bounds.high:
                 return round(length)
+
+
+def _normal_cdf(value: float) -> float:
+    return (1 + math.erf(value / math.sqrt(2))) / 2
