@@ -9,7 +9,18 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-__all__ = ["apply_rotary", "argmax", "gelu_tanh", "layer_norm", "paged_attention", "rms_norm", "silu_mul", "write_kv"]
+__all__ = [
+    "add_rms_norm",
+    "apply_rotary",
+    "argmax",
+    "gelu_tanh",
+    "layer_norm",
+    "paged_attention",
+    "rms_norm",
+    "rotate_and_write_kv",
+    "silu_mul",
+    "write_kv",
+]
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -17,6 +28,11 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     wide = x.float()
     normed = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
     return weight * normed.to(x.dtype)
+
+
+def add_rms_norm(update: Tensor, hidden: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Add ``hidden`` to ``update`` in place, and return that normalised as by ``rms_norm``; both [..., n]."""
+    return rms_norm(update.add_(hidden), weight, eps)
 
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
@@ -54,8 +70,23 @@ def gelu_tanh(x: Tensor) -> Tensor:
 def write_kv(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor) -> None:
     """Store k and v [T, KH, D] at their slots of the caches [num_blocks, block_size, KH, D]; slot_mapping [T] int64."""
     blocks, offsets = slot_mapping // k_cache.shape[1], slot_mapping % k_cache.shape[1]
-    k_cache[blocks, offsets] = k
-    v_cache[blocks, offsets] = v
+    k_cache[blocks, offsets] = k.to(k_cache.dtype)
+    v_cache[blocks, offsets] = v.to(v_cache.dtype)
+
+
+def rotate_and_write_kv(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    slot_mapping: Tensor,
+) -> None:
+    """Rotate q [T, H, D] and k [T, KH, D] in place and store k and v; see ``apply_rotary`` and ``write_kv``."""
+    apply_rotary(q, k, cos, sin)
+    write_kv(k, v, k_cache, v_cache, slot_mapping)
 
 
 def paged_attention(

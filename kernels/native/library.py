@@ -37,6 +37,7 @@ __all__ = [
     "NativeKernels",
     "PackedMatrix",
     "Workspace",
+    "function",
     "load",
 ]
 
@@ -62,19 +63,19 @@ class CPacked(Structure):
 
 
 class CShape(Structure):
-    """``Shape`` of attention.h."""
+    """``Shape`` of kv.h."""
 
     _fields_ = (("num_heads", c_int64), ("num_kv_heads", c_int64), ("head_dim", c_int64))
 
 
 class CKv(Structure):
-    """``KvLayer`` of attention.h."""
+    """``Kv`` of kv.h."""
 
     _fields_ = (("k", c_void_p), ("v", c_void_p))
 
 
 class CStep(Structure):
-    """``Step`` of attention.h."""
+    """``Step`` of kv.h."""
 
     _fields_ = (
         ("num_tokens", c_int64),
@@ -90,7 +91,7 @@ class CStep(Structure):
 
 
 class CNorm(Structure):
-    """``Norm`` of decoder.cpp."""
+    """``Norm`` of elementwise.h."""
 
     _fields_ = (("weight", c_void_p), ("eps", c_double))
 
@@ -158,35 +159,28 @@ class NativeKernels:
     def __init__(self, path: Path, name: str) -> None:
         self.name = name
         """Of the instruction set, for logs."""
-        library = ctypes.CDLL(str(path))
-        self._pack = _function(library.orca_pack, c_float, c_void_p, c_int64, c_int64, c_int64, c_void_p, c_int)
-        self._linear = _function(
+        self.library = library = ctypes.CDLL(str(path))
+        """Of which ``operations`` knows other functions."""
+        self._pack = function(library.orca_pack, c_float, c_void_p, c_int64, c_int64, c_int64, c_void_p, c_int)
+        self._linear = function(
             library.orca_linear,
             None,
             *(POINTER(CPacked), c_void_p, c_int64, c_void_p, c_double, c_void_p, c_void_p, c_int),
         )
-        self._linear_bytes = _function(library.orca_linear_workspace_bytes, c_int64, c_int64, c_int64)
-        self._gather = _function(library.orca_gather_rows, None, POINTER(CPacked), c_void_p, c_int64, c_void_p)
-        self._attention = _function(
-            library.orca_attention,
-            None,
-            *(POINTER(CStep), POINTER(CShape), POINTER(CKv), c_void_p, c_void_p, c_float, c_int),
-        )
-        self._store_kv = _function(
-            library.orca_store_kv, None, c_void_p, c_void_p, c_void_p, c_int64, POINTER(CShape), POINTER(CKv)
-        )
-        self.layers_bytes = _function(library.orca_workspace_bytes, c_int64, POINTER(CModel), c_int64)
-        self.layers = _function(
+        self._linear_bytes = function(library.orca_linear_workspace_bytes, c_int64, c_int64, c_int64)
+        self._gather = function(library.orca_gather_rows, None, POINTER(CPacked), c_void_p, c_int64, c_void_p)
+        self.layers_bytes = function(library.orca_workspace_bytes, c_int64, POINTER(CModel), c_int64)
+        self.layers = function(
             library.orca_llama_layers,
             None,
             *(POINTER(CModel), POINTER(CLayer), c_int64, POINTER(CStep), c_void_p, c_void_p, c_int),
         )
-        self.layer_attention = _function(
+        self.layer_attention = function(
             library.orca_llama_attention,
             None,
             *(POINTER(CModel), POINTER(CLayer), POINTER(CStep), c_void_p, c_void_p, c_void_p, c_int),
         )
-        self.layer_mlp = _function(
+        self.layer_mlp = function(
             library.orca_llama_mlp,
             None,
             *(POINTER(CModel), POINTER(CLayer), c_int64, c_void_p, c_void_p, c_void_p, c_int),
@@ -223,28 +217,16 @@ class NativeKernels:
         self._gather(byref(weight.as_c()), rows.data_ptr(), rows.shape[0], out.data_ptr())
         return out
 
-    def attention(self, q: Tensor, k: Tensor, v: Tensor, step: CStep, shape: CShape, scale: float) -> Tensor:
-        """Return causal attention of each request, [T, H, D]; q [T, H, D] float32, bfloat16 caches in units."""
-        out = torch.empty_like(q)
-        kv = CKv(k.data_ptr(), v.data_ptr())
-        threads = torch.get_num_threads()
-        self._attention(byref(step), byref(shape), byref(kv), q.data_ptr(), out.data_ptr(), scale, threads)
-        return out
-
-    def store_kv(self, k: Tensor, v: Tensor, slots: Tensor, k_cache: Tensor, v_cache: Tensor, shape: CShape) -> None:
-        """Store k and v [T, KH, D] float32 at their slots [T] int64."""
-        kv = CKv(k_cache.data_ptr(), v_cache.data_ptr())
-        self._store_kv(k.data_ptr(), v.data_ptr(), slots.data_ptr(), slots.shape[0], byref(shape), byref(kv))
-
 
 _EXACT = 1e-3
 """Largest error, relative to the largest weight of its group, that rounding of scales alone explains."""
 
 
-def _function(function: ctypes._NamedFuncPointer, result: type | None, *arguments: type) -> ctypes._NamedFuncPointer:
-    function.restype = result
-    function.argtypes = arguments
-    return function
+def function(pointer: ctypes._NamedFuncPointer, result: type | None, *arguments: type) -> ctypes._NamedFuncPointer:
+    """Tell ctypes what a function takes and returns; the function."""
+    pointer.restype = result
+    pointer.argtypes = arguments
+    return pointer
 
 
 @functools.cache

@@ -90,7 +90,9 @@ void attention_part(const OrcaLlama& model, const OrcaLlamaLayer& layer, const S
 #pragma omp for schedule(static)
   for (int64_t t = 0; t < step.num_tokens; ++t) {
     const Angles angles{model.cos + step.positions[t] * (dim / 2), model.sin + step.positions[t] * (dim / 2)};
-    rotate_and_store(ws.qkv + t * width, angles, layer.q_norm, layer.k_norm, step.slots[t], shape, layer.kv);
+    float* q = ws.qkv + t * width;
+    float* k = q + num_heads * dim;
+    rotate_and_store(q, k, k + num_kv_heads * dim, angles, layer.q_norm, layer.k_norm, step.slots[t], shape, layer.kv);
   }
   attention_in_team(step, shape, items, layer.kv, ws.qkv, width, ws.attended, num_heads * dim, 1.0f / std::sqrt(static_cast<float>(dim)));
   rows.k = num_heads * dim;
@@ -230,20 +232,5 @@ void orca_gather_rows(const Packed* w, const int64_t* row_numbers, int64_t count
       }
     }
   }
-}
-
-void orca_attention(const Step* step, const Shape* shape, const KvLayer* kv, const float* q, float* out, float scale, int num_threads) {
-  std::vector<AttentionItem> items;
-  attention_items(*step, *shape, items);
-  const int64_t stride = shape->num_heads * shape->head_dim;
-#pragma omp parallel num_threads(num_threads)
-  attention_in_team(*step, *shape, items, *kv, q, stride, out, stride, scale);
-}
-
-void orca_store_kv(const float* k, const float* v, const int64_t* slots, int64_t num_tokens, const Shape* shape, const KvLayer* kv) {
-  const int64_t stride = shape->num_kv_heads * shape->head_dim;
-  for (int64_t t = 0; t < num_tokens; ++t)
-    for (int64_t head = 0; head < shape->num_kv_heads; ++head)
-      store_kv(k + t * stride + head * shape->head_dim, v + t * stride + head * shape->head_dim, slots[t], head, *shape, *kv);
 }
 }

@@ -1,6 +1,6 @@
 // What is done to one token's row between products: RMSNorm, rotary positions with the store of K and V, SiLU * mul.
 #pragma once
-#include "attention.h"
+#include "kv.h"
 
 namespace orca {
 
@@ -50,19 +50,21 @@ inline void silu_mul_row(const float* gate, const float* up, int64_t n, float* y
   for (; i < n; ++i) y[i] = gate[i] / (1.0f + std::exp(-gate[i])) * up[i];
 }
 
-// What stands between the projection and attention for one token: its q, k and v heads lie one after the other in `qkv`;
-// q and k are normalised head by head and turned in place, k and v stored.
-inline void rotate_and_store(float* qkv, const Angles& angles, const Norm& q_norm, const Norm& k_norm, int64_t slot, const Shape& shape,
-                             const KvLayer& kv) {
-  const int64_t dim = shape.head_dim, num_heads = shape.num_heads, num_kv_heads = shape.num_kv_heads;
-  for (int64_t head = 0; head < num_heads + num_kv_heads; ++head) {
-    float* x = qkv + head * dim;
-    const Norm& norm = head < num_heads ? q_norm : k_norm;
-    if (norm.weight) norm_row(x, dim, norm, x);
-    rotate(x, dim, angles);
-  }
-  const float* k = qkv + num_heads * dim;
-  for (int64_t head = 0; head < num_kv_heads; ++head) store_kv(k + head * dim, k + (num_kv_heads + head) * dim, slot, head, shape, kv);
+// What stands between the projection and attention for one token: q and k, heads one after the other, are normalised head by
+// head and turned in place; k and v are stored.
+template <typename Number>
+inline void rotate_and_store(float* q, float* k, const float* v, const Angles& angles, const Norm& q_norm, const Norm& k_norm, int64_t slot,
+                             const Shape& shape, const Kv<Number>& kv) {
+  const int64_t dim = shape.head_dim;
+  const auto turn = [&](float* heads, int64_t num_heads, const Norm& norm) {
+    for (float* head = heads; head < heads + num_heads * dim; head += dim) {
+      if (norm.weight) norm_row(head, dim, norm, head);
+      rotate(head, dim, angles);
+    }
+  };
+  turn(q, shape.num_heads, q_norm);
+  turn(k, shape.num_kv_heads, k_norm);
+  for (int64_t head = 0; head < shape.num_kv_heads; ++head) store_kv(k + head * dim, v + head * dim, slot, head, shape, kv);
 }
 
 }  // namespace orca
