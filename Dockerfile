@@ -9,6 +9,7 @@ ENV PATH=/opt/orca/bin:$PATH
 # The largest layer first, on its own: a change of the project's code leaves it alone.
 RUN pip install ${TORCH_INDEX_URL:+--index-url "$TORCH_INDEX_URL"} "torch~=2.13.0"
 COPY pyproject.toml README.md /src/
+COPY bench /src/bench
 COPY kernels /src/kernels
 COPY services /src/services
 COPY shared /src/shared

@@ -24,7 +24,7 @@ from shared.log import get_logger
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-__all__ = ["LEAVE_NOW", "Shutdown", "run_service"]
+__all__ = ["LEAVE_NOW", "Shutdown", "new_event_loop", "run_service"]
 
 LEAVE_NOW = signal.SIGUSR1
 
@@ -75,14 +75,15 @@ def run_service(
     Exit code 0: it left as asked. 1: it failed, and the cause has been logged as one event.
     """
     try:
-        with asyncio.Runner(loop_factory=_new_event_loop) as runner:
+        with asyncio.Runner(loop_factory=new_event_loop) as runner:
             exit_code = runner.run(_serve(main, grace_s, exit_with_parent))
     except KeyboardInterrupt:
         exit_code = 130
     _end_process(exit_code)
 
 
-def _new_event_loop() -> asyncio.AbstractEventLoop:
+def new_event_loop() -> asyncio.AbstractEventLoop:
+    """Return a uvloop, or the standard library's loop where there is none."""
     try:
         import uvloop
     except ImportError:  # it is not to be had on every platform

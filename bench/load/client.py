@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from typing import TYPE_CHECKING
 
 from bench.load.endpoint import ServedModel
 from bench.load.request_options import RequestOptions
-from shared.errors import ConfigError, ModelNotFoundError
+from shared.errors import ConfigError, ModelNotFoundError, UnavailableError
 from shared.tls import TlsCredentials, load_tls
 
 if TYPE_CHECKING:
@@ -16,6 +17,9 @@ if TYPE_CHECKING:
     from bench.load.endpoint import Endpoint, LoadClient
 
 __all__ = ["find_model", "open_client"]
+
+_ANSWER_S = 10.0
+"""For a list of models."""
 
 
 @contextlib.asynccontextmanager
@@ -51,7 +55,11 @@ async def find_model(endpoint: Endpoint, name: str = "") -> ServedModel:
         OrcaError: the endpoint is not there or refuses.
     """
     async with open_client(endpoint, RequestOptions(name)) as client:
-        found = await client.models()
+        try:
+            async with asyncio.timeout(_ANSWER_S):
+                found = await client.models()
+        except TimeoutError as error:
+            raise UnavailableError(f"{endpoint.url} did not answer within {_ANSWER_S:g} s") from error
     if not found and not name:
         raise ConfigError(f"{endpoint.url} does not tell which models it serves: name one with --model")
     for model in found:

@@ -7,6 +7,7 @@ Knows nothing of what is asked; does not follow redirects and uses no proxy.
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Self, cast
@@ -124,8 +125,15 @@ class HttpClient:
                 ssl=self._ssl,
                 server_hostname=name,
             )
-        except OSError as error:  # ssl.SSLError is one
-            raise UnavailableError(f"no connection to {endpoint.url}: {error}") from error
+        except ssl.SSLCertVerificationError as error:
+            reason = error.verify_message
+            raise UnavailableError(
+                f"{endpoint.url} cannot be trusted: {reason}; --tls-ca names its authority"
+            ) from error
+        except ssl.SSLError as error:
+            raise UnavailableError(f"{endpoint.url} does not speak TLS as we do: {error.reason}") from error
+        except OSError as error:
+            raise UnavailableError(f"nothing answers at {endpoint.url}: {error.strerror or error}") from error
         return connection
 
 

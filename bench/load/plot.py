@@ -25,6 +25,9 @@ __all__ = ["check_can_plot", "plot"]
 
 _SIZE_INCHES = (11.0, 7.5)
 _DPI = 120
+_WIDE = 10
+"""Latencies that differ by more have a logarithmic axis."""
+_NUM_BINS = 60
 
 
 def check_can_plot() -> None:
@@ -82,19 +85,19 @@ def _cumulative(axes: Axes, name: str, runs: Sequence[Run], values_ms: Sequence[
     axes.set_xlabel(name)
     axes.set_ylabel("part of all")
     axes.set_ylim(0, 1.02)
-    axes.set_xlim(left=0)
     axes.grid(alpha=0.3)
+    positive = [value for values in values_ms for value in values if value > 0]
+    if positive and max(positive) > _WIDE * min(positive):
+        axes.set_xscale("log")
     if axes.lines:
         axes.legend()
 
 
 def _over_time(axes: Axes, run: Run) -> None:
-    """Draw events with output by second."""
+    """Draw how many events with output came when."""
     begin_ns = min(record.started_ns for record in run.records)
     times_s = [(time_ns - begin_ns) / 1e9 for record in run.records for time_ns in record.event_times_ns]
-    duration_s = run.summary.duration_s
-    num_bins = max(1, min(200, int(duration_s)))
-    counts, edges = np.histogram(times_s, bins=num_bins, range=(0, max(duration_s, 1e-9)))
+    counts, edges = np.histogram(times_s, bins=_NUM_BINS, range=(0, max(run.summary.duration_s, 1e-9)))
     axes.stairs(counts / np.diff(edges), edges)
     axes.set_xlabel("time, s")
     axes.set_ylabel("events with output per second")
@@ -114,7 +117,6 @@ def _trade_off(axes: Axes, runs: Sequence[Run]) -> None:
         axes.annotate(level, (x, y), textcoords="offset points", xytext=(5, 5))
     axes.set_xlabel("output tokens per second")
     axes.set_ylabel("median normalised latency, ms")
-    axes.set_xlim(left=0)
-    axes.set_ylim(bottom=0)
-    axes.margins(0.15)
+    axes.set_xlim(0, 1.25 * max((x for x, _, _ in points), default=1.0))  # room for the last name
+    axes.set_ylim(0, 1.15 * max((y for _, y, _ in points), default=1.0))
     axes.grid(alpha=0.3)

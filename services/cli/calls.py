@@ -18,15 +18,18 @@ _ADVICE = {
     "certificate of yours (--client-cert, --client-key)",
     **dict.fromkeys(
         ("failed to connect", "DNS resolution failed", "errors resolving", "Connection refused"),
-        "no gateway answers at {address}: start a mesh with `orca up`, or name another address with --address",
+        "no gateway answers at {address}: start a mesh with `orca up`, or name another address with {option}",
     ),
 }
 """By what the library says of a connection that failed; the first that is found counts."""
 
 
 @contextlib.contextmanager
-def told_plainly(address: str) -> Iterator[None]:
-    """Replace the library's account of a connection that failed by what the user can do about it."""
+def told_plainly(address: str, *, option: str = "--address") -> Iterator[None]:
+    """Replace the library's account of a connection that failed by what the user can do about it.
+
+    ``option`` is the one that names the address.
+    """
     check_address("address", address)
     try:
         yield
@@ -35,5 +38,5 @@ def told_plainly(address: str) -> Iterator[None]:
     except UnavailableError as error:
         for sign, advice in _ADVICE.items():
             if sign in str(error):
-                raise UnavailableError(advice.format(address=address)) from error
+                raise UnavailableError(advice.format(address=address, option=option)) from error
         raise

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "DEFAULT_ADDRESS",
+    "ApiKeyOption",
     "ClientCertOption",
     "ClientKeyOption",
     "Connection",

@@ -12,6 +12,7 @@ from typing import Annotated
 
 import typer
 
+from services.cli.bench import bench
 from services.cli.chat import chat
 from services.cli.generate import generate
 from services.cli.health import health
@@ -42,6 +43,7 @@ app.command(rich_help_panel=_USE)(generate)
 app.command(rich_help_panel=_USE)(chat)
 app.command(rich_help_panel=_USE)(status)
 app.command(rich_help_panel=_USE)(top)
+app.add_typer(bench, rich_help_panel=_USE)
 app.command(rich_help_panel=_SERVICES)(gateway)
 app.command(rich_help_panel=_SERVICES)(scheduler)
 app.command(rich_help_panel=_SERVICES)(worker)

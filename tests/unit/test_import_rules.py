@@ -155,7 +155,22 @@ def nobody_pickles(use: Use) -> bool:
 
 
 def nothing_of_ours_imports_tests(use: Use) -> bool:
-    return use.lies_in(*OURS) and use.is_of("tests", "bench")
+    return (use.lies_in(*OURS) or use.lies_in("bench")) and use.is_of("tests")
+
+
+def only_the_command_line_puts_load_on_servers(use: Use) -> bool:
+    may = use.lies_in("services/cli") and use.is_of("bench.load")
+    return use.lies_in(*OURS) and use.is_of("bench") and not may
+
+
+def the_load_client_stands_on_shared_alone(use: Use) -> bool:
+    if not use.lies_in("bench/load"):
+        return False
+    return use.is_of("services", "kernels", "torch") or (use.is_of("bench") and not use.is_of("bench.load"))
+
+
+def matplotlib_is_an_extra(use: Use) -> bool:
+    return use.is_of("matplotlib") and use.path != "bench/load/plot.py" and not use.lies_in("tests")
 
 
 RULES_WITH_BAD_SAMPLES: list[tuple[Callable[[Use], bool], str, str]] = [
@@ -181,6 +196,12 @@ RULES_WITH_BAD_SAMPLES: list[tuple[Callable[[Use], bool], str, str]] = [
     (nobody_pickles, "services/worker/model/x.py", "import torch\ntorch.load('weights.bin')"),
     (nobody_pickles, "services/worker/x.py", "import torch.distributed as dist\ndist.broadcast_object_list([1])"),
     (nothing_of_ours_imports_tests, "services/worker/x.py", "from tests.fakes import scripted_workers"),
+    (nothing_of_ours_imports_tests, "bench/load/x.py", "import tests.factories"),
+    (only_the_command_line_puts_load_on_servers, "services/gateway/x.py", "from bench.load.runner import run_load"),
+    (only_the_command_line_puts_load_on_servers, "services/cli/x.py", "from bench import gateway_cost"),
+    (the_load_client_stands_on_shared_alone, "bench/load/x.py", "from services.mesh import LocalMesh"),
+    (the_load_client_stands_on_shared_alone, "bench/load/x.py", "from bench.perplexity import main"),
+    (matplotlib_is_an_extra, "bench/load/report.py", "from matplotlib.figure import Figure"),
 ]
 RULES = list(dict.fromkeys(rule for rule, _, _ in RULES_WITH_BAD_SAMPLES))
 

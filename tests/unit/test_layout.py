@@ -13,9 +13,11 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 OURS = ("shared", "services", "kernels")
+SHIPPED = (*OURS, "bench/load")
+"""What a wheel has; of bench only what the command line needs."""
 MODULES = sorted(
     path.relative_to(ROOT).as_posix()
-    for tree in OURS
+    for tree in SHIPPED
     for path in (ROOT / tree).rglob("*.py")
     if not path.relative_to(ROOT).as_posix().startswith("shared/pb/")
 )
@@ -37,9 +39,9 @@ def test_module(path: str) -> None:
     assert not MACHINE_PATHS.search(source)
 
 
-@pytest.mark.parametrize("tree", OURS)
+@pytest.mark.parametrize("tree", SHIPPED)
 def test_packages_are_whole(tree: str) -> None:
-    assert (ROOT / tree / "py.typed").is_file()
+    assert (ROOT / tree.partition("/")[0] / "py.typed").is_file()
     folders = {path.parent for path in (ROOT / tree).rglob("*.py")}
     assert not [folder for folder in folders if not (folder / "__init__.py").is_file()]
 
@@ -68,7 +70,9 @@ def test_unit_tests_have_no_packages() -> None:
 
 def test_the_project_says_where_it_begins() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-    assert project["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"] == list(OURS)
+    wheel = project["tool"]["hatch"]["build"]["targets"]["wheel"]
+    assert wheel["packages"] == [*OURS, "bench"]
+    assert wheel["exclude"] == ["/bench/*", "!/bench/__init__.py", "!/bench/load", "!/bench/py.typed"]
     assert "Private :: Do Not Upload" in project["project"]["classifiers"]
     module, _, function = project["project"]["scripts"]["orca"].partition(":")
     assert callable(getattr(import_module(module), function))

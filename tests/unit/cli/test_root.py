@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from tests.unit.cli.conftest import Outcome  # only for the type checker
 
-COMMANDS = {"up", "models", "generate", "chat", "status", "top", "gateway", "scheduler", "worker", "health"}
+COMMANDS = {"up", "models", "generate", "chat", "status", "top", "bench", "gateway", "scheduler", "worker", "health"}
 
 
 def commands() -> Iterator[tuple[str, Any]]:
