@@ -1,4 +1,4 @@
-"""The operations on CPUs: torch's fused ones, in as few calls as they allow.
+"""The operations on CPUs by torch's fused ones, in as few calls as they allow: for what our own library does not take.
 
 Shapes, types and meaning are those of ``kernels.reference``.
 """

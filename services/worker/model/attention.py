@@ -18,9 +18,8 @@ if TYPE_CHECKING:
 __all__ = ["attend"]
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, batch: ForwardBatch, kv: LayerKv) -> Tensor:
-    """Store this iteration's K and V, then attend; q [T, H, D], k and v [T, KH, D] to [T, H * D]."""
-    kernels.write_kv(k, v, kv.k, kv.v, batch.slot_mapping)
+def attend(q: Tensor, batch: ForwardBatch, kv: LayerKv) -> Tensor:
+    """Attend to the K and V that are stored, this iteration's included; q [T, H, D] to [T, H * D]."""
     out = kernels.paged_attention(
         q, kv.k, kv.v, batch.query_start, batch.context_lens, batch.block_tables, q.shape[-1] ** -0.5
     )

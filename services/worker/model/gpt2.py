@@ -72,7 +72,8 @@ class Gpt2Block:
         """Return the layer's output, [T, hidden]; ``hidden`` is left as it is."""
         qkv = self._qkv(self._ln_1(hidden)).chunk(3, dim=1)
         q, k, v = (part.view(hidden.shape[0], -1, self._head_dim) for part in qkv)
-        hidden = self._o(attend(q, k, v, batch, kv)).add_(hidden)
+        kernels.write_kv(k, v, kv.k, kv.v, batch.slot_mapping)
+        hidden = self._o(attend(q, batch, kv)).add_(hidden)
         return self._down(kernels.gelu_tanh(self._up(self._ln_2(hidden)))).add_(hidden)
 
 

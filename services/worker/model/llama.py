@@ -38,6 +38,10 @@ class RmsNorm:
         """Return x normalised; x [..., n]."""
         return kernels.rms_norm(x, self.weight, self.eps)
 
+    def of_sum(self, update: Tensor, hidden: Tensor) -> Tensor:
+        """Add ``hidden`` to ``update`` in place, and return that normalised; both [..., n]."""
+        return kernels.add_rms_norm(update, hidden, self.weight, self.eps)
+
     @classmethod
     def load(cls, parameters: Parameters, name: str, size: int | None = None) -> RmsNorm:
         """Read the norm called ``name``; of ``size`` elements, or the hidden size."""
@@ -129,8 +133,9 @@ class LlamaBlock:
     def __call__(self, hidden: Tensor, batch: ForwardBatch, rotation: Rotation, kv: LayerKv) -> Tensor:
         """Return the layer's output, [T, hidden]; ``hidden`` is left as it is."""
         weights = self._weights
-        hidden = weights.o(self._attention(weights.input_norm(hidden), batch, rotation, kv)).add_(hidden)
-        return weights.down(kernels.silu_mul(weights.gate_up(weights.post_norm(hidden)))).add_(hidden)
+        between = weights.o(self._attention(weights.input_norm(hidden), batch, rotation, kv))
+        normed = weights.post_norm.of_sum(between, hidden)
+        return weights.down(kernels.silu_mul(weights.gate_up(normed))).add_(between)
 
     def _attention(self, x: Tensor, batch: ForwardBatch, rotation: Rotation, kv: LayerKv) -> Tensor:
         weights = self._weights
@@ -138,8 +143,8 @@ class LlamaBlock:
         q, k, v = (part.view(x.shape[0], -1, weights.head_dim) for part in parts)
         if weights.q_norm is not None and weights.k_norm is not None:
             q, k = weights.q_norm(q), weights.k_norm(k)
-        kernels.apply_rotary(q, k, rotation.cos, rotation.sin)
-        return attend(q, k, v, batch, kv)
+        kernels.rotate_and_write_kv(q, k, v, rotation.cos, rotation.sin, kv.k, kv.v, batch.slot_mapping)
+        return attend(q, batch, kv)
 
 
 class LlamaDecoder:

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
 import kernels
-from kernels import reference
+from kernels import compiled, reference
+from tests.paged import Heads, Paged, Request
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 _TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 4e-2, torch.float16: 4e-3}
 _DTYPES = st.sampled_from(list(_TOLERANCE))
@@ -30,6 +36,10 @@ def _randn(seed: int, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor
 def test_norms(num_tokens: int, size: int, dtype: torch.dtype) -> None:
     x, weight, bias = (_randn(i, *shape, dtype=dtype) for i, shape in enumerate(((num_tokens, size), (size,), (size,))))
     _close(kernels.rms_norm(x, weight, 1e-5), reference.rms_norm(x, weight, 1e-5))
+    sums = [x.clone(), x.clone()]
+    normed = [ops.add_rms_norm(total, x, weight, 1e-5) for ops, total in zip((kernels, reference), sums, strict=True)]
+    _close(*normed)
+    assert torch.equal(*sums)
     _close(kernels.layer_norm(x, weight, bias, 1e-5), reference.layer_norm(x, weight, bias, 1e-5))
 
 
@@ -58,72 +68,76 @@ def test_activations(num_tokens: int, size: int, dtype: torch.dtype) -> None:
 @settings(deadline=None)
 @given(st.integers(1, 9), st.integers(1, 4), st.integers(1, 4), st.integers(1, 16), _DTYPES)
 def test_rotary(num_tokens: int, num_kv_heads: int, group: int, half: int, dtype: torch.dtype) -> None:
-    fused = _randn(0, num_tokens, (num_kv_heads * group + num_kv_heads) * 2 * half, dtype=dtype)
+    sizes = [heads * 2 * half for heads in (num_kv_heads * group, num_kv_heads, num_kv_heads)]
+    fused = _randn(0, num_tokens, sum(sizes), dtype=dtype)
     angles = _randn(1, num_tokens, half) * 100
 
-    def rotated(ops: object) -> Tensor:
+    def rotated(rotate_and_write_kv: Callable[..., None]) -> Tensor:
         out = fused.clone()
-        q, k = torch.split(out, [num_kv_heads * group * 2 * half, num_kv_heads * 2 * half], dim=1)
-        q, k = (x.view(num_tokens, -1, 2 * half) for x in (q, k))
-        ops.apply_rotary(q, k, angles.cos(), angles.sin())  # type: ignore[attr-defined]
+        q, k, v = (x.view(num_tokens, -1, 2 * half) for x in torch.split(out, sizes, dim=1))
+        k_cache, v_cache = torch.zeros(2, num_tokens, 1, num_kv_heads, 2 * half, dtype=dtype)
+        rotate_and_write_kv(q, k, v, angles.cos(), angles.sin(), k_cache, v_cache, torch.arange(num_tokens))
         return out
 
-    _close(rotated(kernels), rotated(reference))
+    _close(rotated(kernels.rotate_and_write_kv), rotated(reference.rotate_and_write_kv))
 
 
 def test_rotary_turns_pairs_and_keeps_their_length() -> None:
     q, k = torch.tensor([[[1.0, 0.0]]]), torch.tensor([[[0.0, 2.0]]])
-    quarter = torch.tensor([[torch.pi / 2]])
-    kernels.apply_rotary(q, k, quarter.cos(), quarter.sin())
+    quarter, (k_cache, v_cache) = torch.tensor([[torch.pi / 2]]), torch.zeros(2, 1, 1, 1, 2)
+    kernels.rotate_and_write_kv(q, k, q.clone(), quarter.cos(), quarter.sin(), k_cache, v_cache, torch.tensor([0]))
     torch.testing.assert_close(q, torch.tensor([[[0.0, 1.0]]]))
     torch.testing.assert_close(k, torch.tensor([[[-2.0, 0.0]]]))
 
 
-@st.composite
-def _requests(draw: st.DrawFn) -> tuple[list[tuple[int, int]], int]:
-    """Return (query length, context length) of some requests, and a block size."""
-    requests = []
-    for _ in range(draw(st.integers(1, 6))):
-        query = draw(st.one_of(st.just(1), st.integers(1, 20)))
-        requests.append((query, query + draw(st.one_of(st.just(0), st.integers(0, 60)))))
-    return requests, draw(st.sampled_from([1, 4, 16]))
+@pytest.fixture(params=["compiled", "torch"])
+def version(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """With the compiled library, and as where there is none."""
+    if request.param == "torch":
+        monkeypatch.setattr(compiled, "_library", lambda: None)
+    return str(request.param)
 
 
-@settings(max_examples=60, deadline=None)
-@given(_requests(), st.sampled_from([(1, 1, 2), (4, 4, 8), (6, 2, 8), (8, 1, 16), (9, 3, 64)]), _DTYPES)
-def test_attention_and_write_kv(
-    case: tuple[list[tuple[int, int]], int], heads: tuple[int, int, int], dtype: torch.dtype
+_REQUESTS = st.lists(
+    st.builds(Request, st.one_of(st.just(0), st.integers(0, 60)), st.one_of(st.just(1), st.integers(1, 20))),
+    min_size=1,
+    max_size=6,
+)
+_HEADS = [Heads(1, 1, 2), Heads(4, 4, 8), Heads(6, 2, 16), Heads(8, 1, 16), Heads(9, 3, 64)]
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(requests=_REQUESTS, block_size=st.sampled_from([1, 4, 16]), heads=st.sampled_from(_HEADS), dtype=_DTYPES)
+def test_attention_to_what_was_stored(
+    version: str, requests: list[Request], block_size: int, heads: Heads, dtype: torch.dtype
 ) -> None:
-    requests, block_size = case
-    num_heads, num_kv_heads, dim = heads
-    num_blocks = [-(-context // block_size) for _, context in requests]
-    order = torch.randperm(sum(num_blocks) + 2, generator=torch.Generator().manual_seed(9)).tolist()
-    tables = torch.zeros(len(requests), max(num_blocks), dtype=torch.int32)
-    starts, slots = [0], []
-    caches = [torch.full((len(order), block_size, num_kv_heads, dim), torch.nan, dtype=dtype) for _ in range(2)]
-    for i, (query, context) in enumerate(requests):
-        blocks = [order.pop() for _ in range(num_blocks[i])]
-        tables[i, : len(blocks)] = torch.tensor(blocks, dtype=torch.int32)
-        where = [blocks[p // block_size] * block_size + p % block_size for p in range(context)]
-        for seed, cache in enumerate(caches):
-            cache.flatten(0, 1)[where] = _randn(10 * i + seed, context, num_kv_heads, dim, dtype=dtype)
-        slots += where[context - query :]
-        starts.append(starts[-1] + query)
-    q = _randn(100, starts[-1], num_heads, dim, dtype=dtype)
-    k, v = (_randn(seed, starts[-1], num_kv_heads, dim, dtype=dtype) for seed in (101, 102))
-    slot_mapping = torch.tensor(slots)
-
-    expected = [cache.clone() for cache in caches]
-    reference.write_kv(k, v, expected[0], expected[1], slot_mapping)
-    kernels.write_kv(k, v, caches[0], caches[1], slot_mapping)
-    for cache, wanted in zip(caches, expected, strict=True):
-        torch.testing.assert_close(cache, wanted, atol=0.0, rtol=0.0, equal_nan=True)
-
-    lengths = torch.tensor([context for _, context in requests], dtype=torch.int32)
-    arguments = (q, caches[0], caches[1], torch.tensor(starts, dtype=torch.int32), lengths, tables, dim**-0.5)
-    actual = kernels.paged_attention(*arguments)
+    del version
+    paged = Paged.of(requests, heads, dtype=dtype, block_size=block_size)
+    tables, scale = (paged.query_start, paged.context_lens, paged.block_tables), heads.dim**-0.5
+    caches, plain = paged.caches(dtype), paged.caches(dtype)
+    kernels.write_kv(paged.k, paged.v, *caches, paged.slots)
+    reference.write_kv(paged.k, paged.v, *plain, paged.slots)
+    actual = kernels.paged_attention(paged.q, *caches, *tables, scale)
     assert not actual.isnan().any(), "what was never written was read"
-    _close(actual, reference.paged_attention(*arguments))
+    _close(actual, reference.paged_attention(paged.q, *plain, *tables, scale))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("block_size", [16, 20])
+def test_a_rotated_key_is_stored(version: str, dtype: torch.dtype, block_size: int) -> None:
+    """Whatever order a cache is in, tokens that are rotated and stored are attended to."""
+    del version
+    heads = Heads(4, 2, 16)
+    paged = Paged.of([Request(0, 9)], heads, dtype=dtype, block_size=block_size)
+    angles = _randn(1, 9, 8)
+    results = []
+    for operations in (kernels, reference):
+        q, k, caches = paged.q.clone(), paged.k.clone(), paged.caches(dtype)
+        operations.rotate_and_write_kv(q, k, paged.v, angles.cos(), angles.sin(), *caches, paged.slots)
+        results.append(
+            operations.paged_attention(q, *caches, paged.query_start, paged.context_lens, paged.block_tables, 0.3)
+        )
+    _close(*results)
 
 
 def test_reference_attention_is_softmax_of_scores() -> None:

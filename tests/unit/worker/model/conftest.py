@@ -82,9 +82,11 @@ class Mesh:
         tp_size: int,
         dtype: torch.dtype = torch.float32,
         quantized: NativeKernels | None = None,
+        block_size: int | None = None,
     ) -> None:
+        """``block_size``: of ``UNIT`` tokens if the compiled kernels are to have part in it."""
         self.config = load(source)
-        self._block_size = BLOCK_SIZE if quantized is None else UNIT
+        self._block_size = block_size or (BLOCK_SIZE if quantized is None else UNIT)
         cuts = [self.config.num_layers * stage // num_stages for stage in range(num_stages + 1)]
         self._stages: list[list[tuple[StageModel, KvCache]]] = []
         self._free = list(range(NUM_BLOCKS))

@@ -9,6 +9,7 @@ import torch
 import transformers
 from torch import Tensor
 
+from kernels.native.library import UNIT
 from shared.model.source import HfFolder
 
 if TYPE_CHECKING:
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
 _COMMON: dict[str, Any] = {
     "vocab_size": 99,
-    "hidden_size": 48,
+    "hidden_size": 64,
     "intermediate_size": 75,
     "num_hidden_layers": 4,
     "num_attention_heads": 4,
@@ -48,7 +49,7 @@ _CONFIGS: dict[str, Callable[[], Any]] = {
     "mistral-window": lambda: transformers.MistralConfig(**_COMMON, sliding_window=32),
     "qwen2": lambda: transformers.Qwen2Config(**_COMMON),
     "qwen3-tied": lambda: transformers.Qwen3Config(**{**_COMMON, "tie_word_embeddings": True}, head_dim=16),
-    "gpt2": lambda: transformers.GPT2Config(vocab_size=99, n_embd=48, n_layer=4, n_head=4, n_positions=64),
+    "gpt2": lambda: transformers.GPT2Config(vocab_size=99, n_embd=64, n_layer=4, n_head=4, n_positions=64),
 }
 
 
@@ -63,16 +64,20 @@ def _expected(reference: Any, ids: list[int]) -> Tensor:
     return logits
 
 
-@pytest.mark.parametrize(("num_stages", "tp_size"), [(1, 1), (2, 1), (3, 2), (1, 4)])
+@pytest.mark.parametrize(
+    ("num_stages", "tp_size", "block_size"), [(1, 1, UNIT), (1, 1, 4), (2, 1, UNIT), (3, 2, 4), (1, 4, UNIT)]
+)
 def test_mixed_iterations_give_the_same_logits(
     model: tuple[Path, Any],
     sequences: dict[str, list[int]],
     make_mesh: Callable[..., Any],
     num_stages: int,
     tp_size: int,
+    block_size: int,
 ) -> None:
+    """On the compiled operations where a block is of whole units, and on torch's."""
     folder, reference = model
-    mesh = make_mesh(HfFolder(folder), num_stages, tp_size)
+    mesh = make_mesh(HfFolder(folder), num_stages, tp_size, block_size=block_size)
     for name, logits in mesh.run_mixed(sequences).items():
         expected = _expected(reference, sequences[name])
         assert expected.std() > 0.2
@@ -89,6 +94,6 @@ def test_ranks_that_hold_different_numbers_of_heads(
 ) -> None:
     sizes = _COMMON | {"num_attention_heads": 6, "num_key_value_heads": 3, "intermediate_size": 47}
     folder, reference = make_hf_model(transformers.Qwen3Config(**sizes, head_dim=16, attention_bias=True))
-    mesh = make_mesh(HfFolder(folder), num_stages, tp_size)
+    mesh = make_mesh(HfFolder(folder), num_stages, tp_size, block_size=UNIT)
     for name, logits in mesh.run_mixed(sequences).items():
         torch.testing.assert_close(logits, _expected(reference, sequences[name]), atol=1e-4, rtol=0.0)
