@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["Endpoint", "LoadClient", "ServedModel"]
 
 _DEFAULT_PORTS = {"http": 80, "https": 443, "grpc": 50051, "grpcs": 50051}
+_NO_ENDPOINT = "{url!r} is no endpoint: write for example http://127.0.0.1:8000 or grpc://127.0.0.1:50051"
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,15 +42,13 @@ class Endpoint:
     @classmethod
     def parse(cls, url: str, *, tls: TlsFiles | None = None, api_key: str = "") -> Self:
         """Read a URL, with or without the ``/v1`` at its end. Raises ``ConfigError`` for what is none."""
-        parts = urlsplit(url)
         try:
-            port = parts.port or _DEFAULT_PORTS.get(parts.scheme, 0)
-        except ValueError:
-            port = 0
-        if parts.scheme not in _DEFAULT_PORTS or not parts.hostname or not port or not parts.netloc.isascii():
-            raise ConfigError(
-                f"{url!r} is no endpoint: write for example http://127.0.0.1:8000 or grpc://127.0.0.1:50051"
-            )
+            parts = urlsplit(url)
+            port = parts.port or _DEFAULT_PORTS[parts.scheme]
+        except (ValueError, KeyError):
+            raise ConfigError(_NO_ENDPOINT.format(url=url)) from None
+        if parts.scheme not in _DEFAULT_PORTS or not parts.hostname or not parts.netloc.isascii():
+            raise ConfigError(_NO_ENDPOINT.format(url=url))
         if parts.username is not None or parts.query or parts.fragment:
             raise ConfigError("the URL of an endpoint has no user, query or fragment; a key is given with --api-key")
         path = parts.path.rstrip("/").removesuffix("/v1")
