@@ -191,18 +191,21 @@ class Numbers:
 
 def _choose_numbers(place: Place, config: ModelConfig) -> Numbers:
     """Decide "auto": on GPUs bfloat16; on CPUs quantised weights where the machine and the model allow it."""
-    name = place.dtype
-    if name == "auto" and place.device.type == "cuda":
+    name, on_cpu = place.dtype, place.device.type == "cpu"
+    kernels = missing = None
+    if on_cpu:  # whatever the type: without them, every operation is torch's
+        try:
+            kernels = native.load()
+        except native.KernelsUnavailableError as unavailable:
+            missing = str(unavailable)
+            get_logger().info("kernels_unavailable", reason=missing)
+    if name == "auto" and not on_cpu:
         name = "bfloat16"
     if name in {"auto", _QUANTIZED}:
         fault = quantization_fault(config, tp_size=place.tp_size, block_size=place.block_size)
-        if place.device.type != "cpu":
-            fault = "it is for CPUs"
-        try:
-            if fault is None:
-                return Numbers(_QUANTIZED, torch.float32, torch.bfloat16, native.load())
-        except native.KernelsUnavailableError as unavailable:
-            fault = str(unavailable)
+        if fault is None and kernels is not None:
+            return Numbers(_QUANTIZED, torch.float32, torch.bfloat16, kernels)
+        fault = fault or missing or "it is for CPUs"
         if name == _QUANTIZED:
             raise ConfigError(f"--dtype {_QUANTIZED} cannot be had: {fault}")
         get_logger().info("not_quantized", reason=fault, dtype="float32")
