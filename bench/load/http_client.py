@@ -151,7 +151,7 @@ class _Connection(asyncio.Protocol):
         self._has_answer_begun = False
         self._has_framing = False
         self._arrived: deque[bytes] = deque()
-        self._is_whole = False
+        self._is_whole = self._may_be_kept = False
         self._gone = asyncio.get_running_loop().create_future()
 
     @property
@@ -165,7 +165,7 @@ class _Connection(asyncio.Protocol):
         self._exchange = _Exchange(on_body, asyncio.get_running_loop().create_future())
         self._parser = httptools.HttpResponseParser(self)
         self._num_exchanges += 1
-        self._has_answer_begun = self._has_framing = self._is_whole = False
+        self._has_answer_begun = self._has_framing = self._is_whole = self._may_be_kept = False
         self._transport.write(data)
         try:
             return await self._exchange.done
@@ -232,7 +232,7 @@ class _Connection(asyncio.Protocol):
         exchange = self._exchange
         assert exchange is not None
         assert self._transport is not None
-        if not self._parser.should_keep_alive():
+        if not self._may_be_kept:
             self._transport.close()
         if not exchange.done.done():
             exchange.done.set_result(HttpAnswer(self._parser.get_status_code(), bytes(exchange.body)))
@@ -253,3 +253,4 @@ class _Connection(asyncio.Protocol):
     def on_message_complete(self) -> None:
         # 1xx only says that the answer is on its way.
         self._is_whole = self._parser.get_status_code() >= 200
+        self._may_be_kept = self._parser.should_keep_alive()  # the parser knows it only now
