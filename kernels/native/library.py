@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from kernels.memory import Arena
 from kernels.native.build import BuildError, build, cpu_flags, instruction_set
 
 if TYPE_CHECKING:
@@ -161,6 +162,7 @@ class NativeKernels:
         """Of the instruction set, for logs."""
         self.library = library = ctypes.CDLL(str(path))
         """Of which ``operations`` knows other functions."""
+        self._memory = Arena()
         self._pack = function(library.orca_pack, c_float, c_void_p, c_int64, c_int64, c_int64, c_void_p, c_int)
         self._linear = function(
             library.orca_linear,
@@ -198,7 +200,7 @@ class NativeKernels:
             error = self._pack(weight.data_ptr(), n, k, bits, data.data_ptr(), torch.get_num_threads())
             if error < _EXACT or bits == 8:
                 break
-        return PackedMatrix(data, n, k, bits)
+        return PackedMatrix(self._memory.keep(data), n, k, bits)
 
     def linear(self, x: Tensor, weight: PackedMatrix, norm: Tensor | None = None, eps: float = 0.0) -> Tensor:
         """Return x [T, k] times the weights, [T, n] float32; with ``norm``, of x / rms(x) * norm."""

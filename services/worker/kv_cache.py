@@ -5,11 +5,13 @@ Knows the tensors and what they weigh; which block belongs to whom is the schedu
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
+from kernels.memory import huge_pages
 from services.worker.model.partition import kv_heads_of_rank
 from shared.errors import ConfigError
 
@@ -58,13 +60,19 @@ class KvCache:
         shape = (num_blocks, block_size, heads, config.head_dim)
         try:
             # One allocation, so that a failure leaves nothing behind and the system gives fresh pages.
-            both = torch.empty((num_layers, 2, *shape), device=device, dtype=dtype)
-        except RuntimeError as error:
+            both = _empty((num_layers, 2, *shape), device, dtype)
+        except (MemoryError, RuntimeError) as error:
             raise ConfigError(
                 f"{num_blocks} K/V blocks of {block_size} tokens do not fit the memory of {device}: "
                 "give the worker a smaller K/V budget."
             ) from error
         return cls(tuple(LayerKv(k, v) for k, v in both), num_blocks, block_size)
+
+
+def _empty(shape: tuple[int, ...], device: torch.device, dtype: torch.dtype) -> Tensor:
+    if device.type == "cpu":
+        return huge_pages(math.prod(shape) * dtype.itemsize).view(dtype).view(shape)
+    return torch.empty(shape, device=device, dtype=dtype)
 
 
 def bytes_per_block(
