@@ -43,6 +43,8 @@ SEES_PB = {
 }
 
 SLEEPS = {
+    # Waits for the server of another project, which tells nobody that it is ready.
+    "bench/comparison/server.py",
     # Offers load at a rate.
     "bench/gateway_cost.py",
     # Back-off before a reconnect, with jitter.
