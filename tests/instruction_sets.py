@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from kernels.native.build import cpu_flags
+from kernels.native.build import InstructionSet, cpu_flags, instruction_sets
 
-__all__ = ["AVX2", "AVX512", "AVX512_BF16", "RUNNABLE"]
+__all__ = ["AMX", "AVX2", "AVX512", "AVX512_BF16", "RUNNABLE"]
 
 AVX2 = frozenset({"avx2", "fma", "f16c"})
 AVX512 = AVX2 | {"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_vnni"}
 AVX512_BF16 = AVX512 | {"avx512_bf16"}
+AMX = AVX512_BF16 | {"amx_tile", "amx_int8"}
 
-RUNNABLE = [flags for flags in (frozenset[str](), AVX2, AVX512, AVX512_BF16) if flags <= cpu_flags()]
+RUNNABLE = instruction_sets(cpu_flags())
+"""Those that this machine can run; where it has AVX-512, with AMX's own instructions in plain C++ too."""
+for _chosen in instruction_sets(AVX512 & cpu_flags()):
+    if _chosen.name == "avx512":
+        RUNNABLE.append(InstructionSet("amx-in-plain-c++", (*_chosen.flags, "-DORCA_AMX=2")))

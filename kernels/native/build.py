@@ -11,11 +11,12 @@ import hashlib
 import os
 import shutil
 import subprocess
+import sys
 import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
-__all__ = ["BuildError", "InstructionSet", "build", "instruction_set"]
+__all__ = ["BuildError", "InstructionSet", "build", "cpu_flags", "instruction_sets"]
 
 _SOURCES = Path(__file__).parent / "src"
 _FLAGS = ("-O3", "-std=c++17", "-fopenmp", "-fPIC", "-shared", "-fno-math-errno", "-Wno-maybe-uninitialized")
@@ -33,14 +34,22 @@ class InstructionSet(NamedTuple):
     flags: tuple[str, ...]
 
 
-def instruction_set(cpu_flags: frozenset[str]) -> InstructionSet:
-    """Choose by the flags that Linux names in /proc/cpuinfo."""
-    if {"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_vnni"} <= cpu_flags:
-        bf16 = ("-mavx512bf16",) if "avx512_bf16" in cpu_flags else ()
-        return InstructionSet("avx512" + ("-bf16" if bf16 else ""), ("-march=x86-64-v4", "-mavx512vnni", *bf16))
+def instruction_sets(cpu_flags: frozenset[str]) -> list[InstructionSet]:
+    """Return what can be used, the best first, by the flags that Linux names in /proc/cpuinfo."""
+    sets = [InstructionSet("plain", ())]
     if {"avx2", "fma", "f16c"} <= cpu_flags:
-        return InstructionSet("avx2", ("-march=x86-64-v3",))
-    return InstructionSet("plain", ())
+        sets.append(InstructionSet("avx2", ("-march=x86-64-v3",)))
+    if {"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_vnni"} <= cpu_flags:
+        name, flags = "avx512", ("-march=x86-64-v4", "-mavx512vnni")
+        sets.append(InstructionSet(name, flags))
+        for suffix, needed, more in (
+            ("-bf16", {"avx512_bf16"}, ("-mavx512bf16",)),
+            ("-amx", {"amx_tile", "amx_int8"}, ("-mamx-tile", "-mamx-int8")),
+        ):
+            if needed <= cpu_flags:
+                name, flags = name + suffix, (*flags, *more)
+                sets.append(InstructionSet(name, flags))
+    return sets[::-1]
 
 
 def cpu_flags() -> frozenset[str]:
@@ -91,4 +100,17 @@ def _compile(compiler: str, chosen: InstructionSet, sources: list[Path], library
         if done.returncode:
             first = next((line for line in done.stderr.splitlines() if "error" in line), done.stderr.strip()[:200])
             raise BuildError(f"{compiler} failed: {first}")
+        _check(output)
         output.replace(library)  # in one piece: who loads it finds all of it or nothing
+
+
+def _check(library: Path) -> None:
+    """Have the library try itself in a process of its own, which an instruction that is not there would end."""
+    script = "import ctypes, sys; sys.exit(ctypes.CDLL(sys.argv[1]).orca_check())"
+    command = [sys.executable, "-c", script, str(library)]
+    try:
+        done = subprocess.run(command, capture_output=True, timeout=_TIMEOUT_S, check=False)  # noqa: S603
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise BuildError(f"the compiled kernels cannot be tried: {error}") from error
+    if done.returncode:
+        raise BuildError(f"the compiled kernels failed their check: exit code {done.returncode}")

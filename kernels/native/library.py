@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from kernels.memory import Arena
-from kernels.native.build import BuildError, build, cpu_flags, instruction_set
+from kernels.native.build import BuildError, build, cpu_flags, instruction_sets
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -34,6 +34,7 @@ __all__ = [
     "CPacked",
     "CShape",
     "CStep",
+    "CTimings",
     "KernelsUnavailableError",
     "NativeKernels",
     "PackedMatrix",
@@ -43,14 +44,15 @@ __all__ = [
 ]
 
 GROUP = 32
-"""Columns that share a scale."""
+"""Columns that share a scale in the 4-bit form."""
 UNIT = 16
 """Tokens that lie together in K and V; block sizes are multiples of it."""
 MAX_HEAD_DIM = 256
 DIM_MULTIPLE = 16
 """Numbers of a head are a multiple of it."""
 
-_LANES = 16
+_ROW_GROUP = 64
+"""Columns are padded to a multiple of it."""
 
 
 class KernelsUnavailableError(Exception):
@@ -60,7 +62,7 @@ class KernelsUnavailableError(Exception):
 class CPacked(Structure):
     """``Packed`` of linear.h."""
 
-    _fields_ = (("data", c_void_p), ("n", c_int64), ("k", c_int64), ("bits", c_int64))
+    _fields_ = (("groups", c_void_p), ("channels", c_void_p), ("scales", c_void_p), ("n", c_int64), ("k", c_int64))
 
 
 class CShape(Structure):
@@ -126,19 +128,29 @@ class CModel(Structure):
     )
 
 
+class CTimings(Structure):
+    """``OrcaTimings`` of decoder.cpp."""
+
+    _fields_ = (("products", c_int64), ("attention", c_int64), ("other", c_int64))
+
+
 @dataclass(frozen=True, slots=True)
 class PackedMatrix:
-    """Quantised weights [n, k]: 4 or 8 bits, one scale and one offset for each row and 32 columns."""
+    """Quantised weights [n, k] in the forms that linear.h describes."""
 
-    data: Tensor
-    """uint8, in the tiles that linear.h describes."""
     n: int
     k: int
-    bits: int
+    groups: Tensor | None
+    """uint8: 4 bits, one scale and one offset for each row and 32 columns; where weights have that form exactly."""
+    channels: Tensor
+    """uint8: 8 bits, one scale for each row."""
+    scales: Tensor
+    """float32, of channels."""
 
     def as_c(self) -> CPacked:
         """As the kernels take it; valid while this object lives."""
-        return CPacked(self.data.data_ptr(), self.n, self.k, self.bits)
+        groups = None if self.groups is None else self.groups.data_ptr()
+        return CPacked(groups, self.channels.data_ptr(), self.scales.data_ptr(), self.n, self.k)
 
 
 class Workspace:
@@ -162,8 +174,13 @@ class NativeKernels:
         """Of the instruction set, for logs."""
         self.library = library = ctypes.CDLL(str(path))
         """Of which ``operations`` knows other functions."""
-        self._memory = Arena()
-        self._pack = function(library.orca_pack, c_float, c_void_p, c_int64, c_int64, c_int64, c_void_p, c_int)
+        self._groups, self._channels = Arena(), Arena()  # each read in order, layer by layer
+        self._groups_bytes = function(library.orca_groups_bytes, c_int64, c_int64, c_int64)
+        self._channels_bytes = function(library.orca_channels_bytes, c_int64, c_int64, c_int64)
+        self._pack_groups = function(library.orca_pack_groups, c_float, c_void_p, c_int64, c_int64, c_void_p, c_int)
+        self._pack_channels = function(
+            library.orca_pack_channels, None, c_void_p, c_int64, c_int64, c_void_p, c_void_p, c_int
+        )
         self._linear = function(
             library.orca_linear,
             None,
@@ -175,7 +192,7 @@ class NativeKernels:
         self.layers = function(
             library.orca_llama_layers,
             None,
-            *(POINTER(CModel), POINTER(CLayer), c_int64, POINTER(CStep), c_void_p, c_void_p, c_int),
+            *(POINTER(CModel), POINTER(CLayer), c_int64, POINTER(CStep), c_void_p, c_void_p, c_int, POINTER(CTimings)),
         )
         self.layer_attention = function(
             library.orca_llama_attention,
@@ -189,18 +206,17 @@ class NativeKernels:
         )
 
     def pack(self, weight: Tensor) -> PackedMatrix:
-        """Quantise [n, k] float32, k a multiple of 32: to 4 bits where that loses nothing, else to 8.
-
-        Weights that a file holds as Q4_1 or Q8_0 come out as they are there.
-        """
+        """Quantise [n, k] float32: to 8 bits, and to 4 as well where that loses nothing, as in a Q4_0 or Q4_1 file."""
         n, k = weight.shape
-        for bits in (4, 8):
-            tile_bytes = k // GROUP * (_LANES * GROUP * bits // 8 + 4 * _LANES)
-            data = torch.empty(-(-n // _LANES) * tile_bytes, dtype=torch.uint8)
-            error = self._pack(weight.data_ptr(), n, k, bits, data.data_ptr(), torch.get_num_threads())
-            if error < _EXACT or bits == 8:
-                break
-        return PackedMatrix(self._memory.keep(data), n, k, bits)
+        threads = torch.get_num_threads()
+        channels = torch.empty(self._channels_bytes(n, k), dtype=torch.uint8)
+        scales = torch.empty(channels.numel() // _padded(k, _ROW_GROUP))
+        self._pack_channels(weight.data_ptr(), n, k, channels.data_ptr(), scales.data_ptr(), threads)
+        groups = torch.empty(self._groups_bytes(n, k), dtype=torch.uint8)
+        error = self._pack_groups(weight.data_ptr(), n, k, groups.data_ptr(), threads)
+        return PackedMatrix(
+            n, k, self._groups.keep(groups) if error < _EXACT else None, self._channels.keep(channels), scales
+        )
 
     def linear(self, x: Tensor, weight: PackedMatrix, norm: Tensor | None = None, eps: float = 0.0) -> Tensor:
         """Return x [T, k] times the weights, [T, n] float32; with ``norm``, of x / rms(x) * norm."""
@@ -224,6 +240,10 @@ _EXACT = 1e-3
 """Largest error, relative to the largest weight of its group, that rounding of scales alone explains."""
 
 
+def _padded(size: int, to: int) -> int:
+    return -(-size // to) * to
+
+
 def function(pointer: ctypes._NamedFuncPointer, result: type | None, *arguments: type) -> ctypes._NamedFuncPointer:
     """Tell ctypes what a function takes and returns; the function."""
     pointer.restype = result
@@ -235,8 +255,10 @@ def function(pointer: ctypes._NamedFuncPointer, result: type | None, *arguments:
 def load() -> NativeKernels:
     """Return this machine's kernels, compiled now if need be. Raises ``KernelsUnavailableError``."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "orca" / "kernels"
-    chosen = instruction_set(cpu_flags())
-    try:
-        return NativeKernels(build(chosen, cache), chosen.name)
-    except (BuildError, OSError, RuntimeError) as error:
-        raise KernelsUnavailableError(str(error)) from error
+    failure: Exception | None = None
+    for chosen in instruction_sets(cpu_flags()):
+        try:
+            return NativeKernels(build(chosen, cache), chosen.name)
+        except (BuildError, OSError, RuntimeError) as error:
+            failure = failure or error
+    raise KernelsUnavailableError(str(failure)) from failure

@@ -9,6 +9,8 @@
 
 namespace orca {
 
+constexpr int64_t kUnitsAhead = 4;  // K is fetched so many units before it is used: blocks lie anywhere in memory
+
 // What one thread needs for one work item.
 template <typename Number>
 struct AttentionScratch {
@@ -30,12 +32,31 @@ inline void in_fours(int rows, Call call) {
   }
 }
 
+// Where a request's unit of 16 tokens lies in the caches of one head.
+inline int64_t offset_of(const Step& step, const Shape& shape, int64_t request, int64_t kv_head, int64_t position) {
+  const int64_t block = step.block_tables[request * step.max_blocks + position / step.block_size];
+  return unit_offset((block * step.block_size + position % step.block_size) / kUnit, kv_head, shape);
+}
+
+// Asks for one unit of one head, into the L2 cache.
+template <typename Number>
+inline void fetch(const Number* unit, int64_t dim) {
+  for (int64_t i = 0; i < dim * kUnit; i += 64 / sizeof(Number)) __builtin_prefetch(unit + i, 0, 2);
+}
+
+// A piece of the work: some query tokens of one request over one K/V head.
+struct AttentionItem {
+  int32_t request, kv_head;
+  int64_t first, last;
+};
+
 // Query tokens [first, last) of a request, `heads` query heads from `head` on, all over the K/V head `kv_head`.
 // q and out [num_tokens, num_heads, head_dim]; strides in floats.
+// `next`, if any, is the work that comes after: memory is asked for K and V before they are needed.
 template <typename Number>
 inline void attend_tile(const Step& step, const Shape& shape, const Kv<Number>& kv, int64_t request, int64_t first, int64_t last,
                         int64_t head, int64_t heads, int64_t kv_head, const float* q, int64_t q_stride, float* out,
-                        int64_t out_stride, float scale, AttentionScratch<Number>& s) {
+                        int64_t out_stride, float scale, AttentionScratch<Number>& s, bool cold, const AttentionItem* next) {
   const int64_t dim = shape.head_dim;
   const int rows = static_cast<int>((last - first) * heads);
   // The last query token sees the whole context, the one before it one token less, and so on.
@@ -48,15 +69,17 @@ inline void attend_tile(const Step& step, const Shape& shape, const Kv<Number>& 
     s.peak[r] = -std::numeric_limits<float>::infinity();
     s.sum[r] = 0.0f;
   }
-  const int32_t* table = step.block_tables + request * step.max_blocks;
   for (int64_t start = 0; start < num_keys; start += kChunk) {
     const int64_t keys = std::min<int64_t>(kChunk, num_keys - start), units = (keys + kUnit - 1) / kUnit;
     const Number* v_units[kChunkUnits];
     for (int64_t u = 0; u < units; ++u) {
-      const int64_t position = start + u * kUnit;
-      const int64_t slot = table[position / step.block_size] * step.block_size + position % step.block_size;
-      const int64_t offset = unit_offset(slot / kUnit, kv_head, shape);
+      const int64_t position = start + u * kUnit, ahead = position + kUnitsAhead * kUnit;
+      const int64_t offset = offset_of(step, shape, request, kv_head, position);
       v_units[u] = kv.v + offset;
+      if (cold) {
+        fetch(v_units[u], dim);
+        if (ahead < num_keys) fetch(kv.k + offset_of(step, shape, request, kv_head, ahead), dim);
+      }
       in_fours(rows, [&](int r, auto count) {
         score_rows<count>(kv.k + offset, dim, s.q + r, reinterpret_cast<float(*)[kChunk]>(s.scores[r] + u * kUnit));
       });
@@ -76,6 +99,9 @@ inline void attend_tile(const Step& step, const Shape& shape, const Kv<Number>& 
       s.sum[r] = s.sum[r] * shrink + sum;
       s.peak[r] = peak;
     }
+    if (next && start + kChunk >= num_keys)
+      for (int64_t position = 0; position < std::min<int64_t>(kUnitsAhead * kUnit, step.context_lens[next->request]); position += kUnit)
+        fetch(kv.k + offset_of(step, shape, next->request, next->kv_head, position), dim);
     in_fours(rows, [&](int r, auto count) {
       weigh_all<count>(v_units, dim, keys, s.p + r, s.out + r);
     });
@@ -86,12 +112,6 @@ inline void attend_tile(const Step& step, const Shape& shape, const Kv<Number>& 
     for (int64_t d = 0; d < dim; ++d) to[d] = s.out[r][d] * inverse;
   }
 }
-
-// A piece of the work: some query tokens of one request over one K/V head.
-struct AttentionItem {
-  int32_t request, kv_head;
-  int64_t first, last;
-};
 
 // Long queries are cut, so that one prompt keeps all threads busy.
 inline void attention_items(const Step& step, const Shape& shape, std::vector<AttentionItem>& items) {
@@ -113,14 +133,18 @@ inline void attention_in_team(const Step& step, const Shape& shape, const std::v
   const int64_t heads_at_once = std::min<int64_t>(group, kMaxQueryRows);
   const int64_t tokens_at_once = std::max<int64_t>(1, 12 / heads_at_once);
   AttentionScratch<Number> scratch;
-#pragma omp for schedule(dynamic, 1)
+  // All heads of a request one after the other, where that leaves enough pieces for all threads.
+  const int at_once = items.size() >= 16 * static_cast<size_t>(shape.num_kv_heads) ? static_cast<int>(shape.num_kv_heads) : 1;
+#pragma omp for schedule(dynamic, at_once)
   for (size_t i = 0; i < items.size(); ++i) {
     const AttentionItem& item = items[i];
+    const AttentionItem* next = i + 1 < items.size() ? &items[i + 1] : nullptr;
     const int64_t head_end = (item.kv_head + 1) * group;
     for (int64_t first = item.first; first < item.last; first += tokens_at_once)
       for (int64_t head = item.kv_head * group; head < head_end; head += heads_at_once)
         attend_tile(step, shape, kv, item.request, first, std::min(item.last, first + tokens_at_once), head,
-                    std::min(heads_at_once, head_end - head), item.kv_head, q, q_stride, out, out_stride, scale, scratch);
+                    std::min(heads_at_once, head_end - head), item.kv_head, q, q_stride, out, out_stride, scale, scratch,
+                    first == item.first && head == item.kv_head * group, first + tokens_at_once >= item.last ? next : nullptr);
   }
 }
 

@@ -5,6 +5,8 @@
 // through all operations of a call; operations are separated by the team's barriers.
 #include <omp.h>
 
+#include <chrono>
+
 #include "attention.h"
 #include "elementwise.h"
 #include "linear.h"
@@ -33,6 +35,11 @@ struct OrcaLlama {
   const float* sin;
 };
 
+// Where the time of a call went, nanoseconds, added up.
+struct OrcaTimings {
+  int64_t products, attention, other;
+};
+
 // Bytes of memory that a call with so many tokens needs.
 int64_t orca_workspace_bytes(const OrcaLlama* model, int64_t num_tokens);
 }
@@ -42,23 +49,24 @@ namespace {
 struct Workspace {
   float* qkv;       // [T, (heads + 2 kv_heads) * dim]
   float* attended;  // [T, heads * dim]
-  float* gate_up;   // [T, 2 * intermediate]
   Rows rows;        // of hidden size or of attended
   Rows inner;       // of intermediate size
 
-  static Rows take_rows(uint8_t*& p, int64_t num_rows, int64_t k) {
+  static Rows take_rows(uint8_t*& p, int64_t num_rows, int64_t size) {
     Rows rows;
-    rows.k = k;
-    rows.q = take<int8_t>(p, num_rows * k);
-    rows.scale = take<float>(p, num_rows * (k / kGroup));
-    rows.sum = take<float>(p, num_rows * (k / kGroup));
+    rows.k = padded(size, kRowGroup);
+    num_rows = padded(num_rows, kRowsAtOnce);  // products may read beyond the last
+    rows.q = take<int8_t>(p, num_rows * rows.k);
+    rows.scale = take<float>(p, num_rows * (rows.k / kRowGroup));
+    rows.start = take<int32_t>(p, num_rows * (rows.k / kRowGroup));
+    rows.sum = take<float>(p, num_rows * (rows.k / kGroup));
     return rows;
   }
 
   template <typename T>
   static T* take(uint8_t*& p, int64_t count) {
     T* taken = reinterpret_cast<T*>(p);
-    p += (count * static_cast<int64_t>(sizeof(T)) + 63) / 64 * 64;
+    p += padded(count * static_cast<int64_t>(sizeof(T)), 64);
     return taken;
   }
 
@@ -67,62 +75,106 @@ struct Workspace {
     const int64_t attended_size = shape.num_heads * shape.head_dim;
     qkv = take<float>(p, num_tokens * (shape.num_heads + 2 * shape.num_kv_heads) * shape.head_dim);
     attended = take<float>(p, num_tokens * attended_size);
-    gate_up = take<float>(p, num_tokens * 2 * model.intermediate_size);
     rows = take_rows(p, num_tokens, std::max(model.hidden_size, attended_size));
     inner = take_rows(p, num_tokens, model.intermediate_size);
   }
 };
 
+// The same memory for rows of another size.
+Rows of_size(Rows rows, int64_t size) {
+  rows.k = padded(size, kRowGroup);
+  return rows;
+}
+
+// Adds the time since the last lap to one of the sums: what a team's first thread sees, barriers included.
+class Stopwatch {
+ public:
+  explicit Stopwatch(OrcaTimings* timings) : timings_(omp_get_thread_num() == 0 ? timings : nullptr) {
+    if (timings_) last_ = now();
+  }
+  void lap(int64_t OrcaTimings::* part) {
+    if (!timings_) return;
+    const int64_t time = now();
+    timings_->*part += time - last_;
+    last_ = time;
+  }
+
+ private:
+  static int64_t now() {
+    return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch()).count();
+  }
+  OrcaTimings* timings_;
+  int64_t last_ = 0;
+};
+
+// Normalised rows in the form that products take; called by every thread of a team.
+void norm_in_team(const float* hidden, int64_t num_tokens, int64_t size, const Norm& norm, const Rows& rows, float* line) {
+#pragma omp for schedule(static)
+  for (int64_t t = 0; t < num_tokens; ++t) {
+    norm_row(hidden + t * size, size, norm, line);
+    quantize_row(line, size, rows, t);
+  }
+}
+
+// SiLU(gate) * up of normalised rows, in the form that the next product takes; called by every thread of a team. A piece of
+// the work is a group of 64 columns for some rows, which never leaves the caches as float32.
+void gate_up_in_team(const Packed& gate_up, const Rows& rows, int64_t num_tokens, int64_t size, const Rows& inner) {
+  const int64_t groups = inner.k / kRowGroup, blocks = (num_tokens + kRowBlock - 1) / kRowBlock;
+  alignas(64) float gate[kRowBlock][kRowGroup], up[kRowBlock][kRowGroup];
+#pragma omp for schedule(dynamic, 1)
+  for (int64_t item = 0; item < blocks * groups; ++item) {
+    const int64_t group = item % groups, column = group * kRowGroup, columns = std::min<int64_t>(kRowGroup, size - column);
+    const int64_t row = item / groups * kRowBlock, end = std::min(num_tokens, row + kRowBlock);
+    const Target to_gate{gate[0], kRowGroup, nullptr, false, row, column}, to_up{up[0], kRowGroup, nullptr, false, row, size + column};
+    for (int64_t c = 0; c < columns; c += kPair * kLanes) {
+      multiply_pair(gate_up, rows, row, end, (column + c) / kLanes, num_tokens <= kFewRows, to_gate);
+      multiply_pair(gate_up, rows, row, end, (size + column + c) / kLanes, num_tokens <= kFewRows, to_up);
+    }
+    for (int64_t t = row; t < end; ++t) {
+      silu_mul_row(gate[t - row], up[t - row], columns, gate[t - row]);
+      quantize_columns(gate[t - row], columns, inner, t, group);
+    }
+  }
+}
+
 // out (+)= attention of the normalised hidden state; called by every thread of a team.
 void attention_part(const OrcaLlama& model, const OrcaLlamaLayer& layer, const Step& step, const std::vector<AttentionItem>& items,
-                    const float* hidden, float* out, bool add, Workspace& ws, float* line) {
+                    const float* hidden, float* out, bool add, Workspace& ws, float* line, Stopwatch& watch) {
   const Shape& shape = model.shape;
-  const int64_t dim = shape.head_dim, num_heads = shape.num_heads, num_kv_heads = shape.num_kv_heads;
-  const int64_t width = (num_heads + 2 * num_kv_heads) * dim;
-  Rows rows = ws.rows;
-  rows.k = model.hidden_size;
-#pragma omp for schedule(static)
-  for (int64_t t = 0; t < step.num_tokens; ++t) {
-    norm_row(hidden + t * model.hidden_size, model.hidden_size, layer.input_norm, line);
-    quantize_row(line, rows, t);
-  }
-  linear_in_team(layer.qkv, rows, step.num_tokens, {ws.qkv, width, layer.qkv_bias, false});
+  const int64_t dim = shape.head_dim, attended_size = shape.num_heads * dim;
+  const int64_t width = attended_size + 2 * shape.num_kv_heads * dim;
+  const Rows rows = of_size(ws.rows, model.hidden_size), attended = of_size(ws.rows, attended_size);
+  norm_in_team(hidden, step.num_tokens, model.hidden_size, layer.input_norm, rows, line);
+  watch.lap(&OrcaTimings::other);
+  linear_in_team(layer.qkv, rows, step.num_tokens, {ws.qkv, width, layer.qkv_bias});
+  watch.lap(&OrcaTimings::products);
 #pragma omp for schedule(static)
   for (int64_t t = 0; t < step.num_tokens; ++t) {
     const Angles angles{model.cos + step.positions[t] * (dim / 2), model.sin + step.positions[t] * (dim / 2)};
     float* q = ws.qkv + t * width;
-    float* k = q + num_heads * dim;
-    rotate_and_store(q, k, k + num_kv_heads * dim, angles, layer.q_norm, layer.k_norm, step.slots[t], shape, layer.kv);
+    float* k = q + attended_size;
+    rotate_and_store(q, k, k + shape.num_kv_heads * dim, angles, layer.q_norm, layer.k_norm, step.slots[t], shape, layer.kv);
   }
-  attention_in_team(step, shape, items, layer.kv, ws.qkv, width, ws.attended, num_heads * dim, 1.0f / std::sqrt(static_cast<float>(dim)));
-  rows.k = num_heads * dim;
+  watch.lap(&OrcaTimings::other);
+  attention_in_team(step, shape, items, layer.kv, ws.qkv, width, ws.attended, attended_size, 1.0f / std::sqrt(static_cast<float>(dim)));
+  watch.lap(&OrcaTimings::attention);
 #pragma omp for schedule(static)
-  for (int64_t t = 0; t < step.num_tokens; ++t) quantize_row(ws.attended + t * rows.k, rows, t);
-  linear_in_team(layer.o, rows, step.num_tokens, {out, model.hidden_size, nullptr, add});
+  for (int64_t t = 0; t < step.num_tokens; ++t) quantize_row(ws.attended + t * attended_size, attended_size, attended, t);
+  watch.lap(&OrcaTimings::other);
+  linear_in_team(layer.o, attended, step.num_tokens, {out, model.hidden_size, nullptr, add});
+  watch.lap(&OrcaTimings::products);
 }
 
 // out (+)= MLP of the normalised hidden state; called by every thread of a team.
 void mlp_part(const OrcaLlama& model, const OrcaLlamaLayer& layer, int64_t num_tokens, const float* hidden, float* out, bool add,
-              Workspace& ws, float* line) {
-  const int64_t inner = model.intermediate_size;
-  Rows rows = ws.rows;
-  rows.k = model.hidden_size;
-#pragma omp for schedule(static)
-  for (int64_t t = 0; t < num_tokens; ++t) {
-    norm_row(hidden + t * model.hidden_size, model.hidden_size, layer.post_norm, line);
-    quantize_row(line, rows, t);
-  }
-  linear_in_team(layer.gate_up, rows, num_tokens, {ws.gate_up, 2 * inner, nullptr, false});
-#pragma omp for schedule(static)
-  for (int64_t t = 0; t < num_tokens; ++t) {
-    const float* gate = ws.gate_up + t * 2 * inner;
-    silu_mul_row(gate, gate + inner, inner, line);
-    quantize_row(line, ws.inner, t);
-  }
+              Workspace& ws, float* line, Stopwatch& watch) {
+  const Rows rows = of_size(ws.rows, model.hidden_size);
+  norm_in_team(hidden, num_tokens, model.hidden_size, layer.post_norm, rows, line);
+  watch.lap(&OrcaTimings::other);
+  gate_up_in_team(layer.gate_up, rows, num_tokens, model.intermediate_size, ws.inner);
   linear_in_team(layer.down, ws.inner, num_tokens, {out, model.hidden_size, nullptr, add});
+  watch.lap(&OrcaTimings::products);
 }
-
-int64_t longest_line(const OrcaLlama& model) { return std::max(model.hidden_size, model.intermediate_size); }
 
 }  // namespace
 
@@ -134,18 +186,20 @@ int64_t orca_workspace_bytes(const OrcaLlama* model, int64_t num_tokens) {
   return reinterpret_cast<int64_t>(end);
 }
 
-// All layers: hidden [num_tokens, hidden_size] float32 becomes the last layer's output.
+// All layers: hidden [num_tokens, hidden_size] float32 becomes the last layer's output. `timings` may be null.
 void orca_llama_layers(const OrcaLlama* model, const OrcaLlamaLayer* layers, int64_t num_layers, const Step* step, float* hidden,
-                       uint8_t* workspace, int num_threads) {
+                       uint8_t* workspace, int num_threads, OrcaTimings* timings) {
   Workspace ws(*model, step->num_tokens, workspace);
   std::vector<AttentionItem> items;
   attention_items(*step, model->shape, items);
 #pragma omp parallel num_threads(num_threads)
   {
-    std::vector<float> line(longest_line(*model));
+    [[maybe_unused]] const AmxTiles tiles;
+    std::vector<float> line(model->hidden_size);
+    Stopwatch watch(timings);
     for (int64_t i = 0; i < num_layers; ++i) {
-      attention_part(*model, layers[i], *step, items, hidden, hidden, true, ws, line.data());
-      mlp_part(*model, layers[i], step->num_tokens, hidden, hidden, true, ws, line.data());
+      attention_part(*model, layers[i], *step, items, hidden, hidden, true, ws, line.data(), watch);
+      mlp_part(*model, layers[i], step->num_tokens, hidden, hidden, true, ws, line.data(), watch);
     }
   }
 }
@@ -158,8 +212,10 @@ void orca_llama_attention(const OrcaLlama* model, const OrcaLlamaLayer* layer, c
   attention_items(*step, model->shape, items);
 #pragma omp parallel num_threads(num_threads)
   {
-    std::vector<float> line(longest_line(*model));
-    attention_part(*model, *layer, *step, items, hidden, out, false, ws, line.data());
+    [[maybe_unused]] const AmxTiles tiles;
+    std::vector<float> line(model->hidden_size);
+    Stopwatch watch(nullptr);
+    attention_part(*model, *layer, *step, items, hidden, out, false, ws, line.data(), watch);
   }
 }
 
@@ -168,8 +224,10 @@ void orca_llama_mlp(const OrcaLlama* model, const OrcaLlamaLayer* layer, int64_t
   Workspace ws(*model, num_tokens, workspace);
 #pragma omp parallel num_threads(num_threads)
   {
-    std::vector<float> line(longest_line(*model));
-    mlp_part(*model, *layer, num_tokens, hidden, out, false, ws, line.data());
+    [[maybe_unused]] const AmxTiles tiles;
+    std::vector<float> line(model->hidden_size);
+    Stopwatch watch(nullptr);
+    mlp_part(*model, *layer, num_tokens, hidden, out, false, ws, line.data(), watch);
   }
 }
 
@@ -177,16 +235,17 @@ void orca_llama_mlp(const OrcaLlama* model, const OrcaLlamaLayer* layer, int64_t
 // orca_linear_workspace_bytes.
 void orca_linear(const Packed* w, const float* x, int64_t num_rows, const float* norm_weight, double eps, float* y, uint8_t* workspace,
                  int num_threads) {
-  Rows rows = Workspace::take_rows(workspace, num_rows, w->k);
+  const Rows rows = Workspace::take_rows(workspace, num_rows, w->k);
 #pragma omp parallel num_threads(num_threads)
   {
+    [[maybe_unused]] const AmxTiles tiles;
     std::vector<float> line(w->k);
 #pragma omp for schedule(static)
     for (int64_t t = 0; t < num_rows; ++t) {
       if (norm_weight) norm_row(x + t * w->k, w->k, {norm_weight, eps}, line.data());
-      quantize_row(norm_weight ? line.data() : x + t * w->k, rows, t);
+      quantize_row(norm_weight ? line.data() : x + t * w->k, w->k, rows, t);
     }
-    linear_in_team(*w, rows, num_rows, {y, w->n, nullptr, false});
+    linear_in_team(*w, rows, num_rows, {y, w->n});
   }
 }
 
@@ -196,41 +255,37 @@ int64_t orca_linear_workspace_bytes(int64_t num_rows, int64_t k) {
   return reinterpret_cast<int64_t>(end);
 }
 
-// Packs w [n, k] float32 into data; rows beyond n are zeros. Returns the largest error relative to its group's largest weight.
-float orca_pack(const float* w, int64_t n, int64_t k, int64_t bits, uint8_t* data, int num_threads) {
-  const Packed packed{data, n, k, bits};
+// Bytes that weights [n, k] take as groups and as channels.
+int64_t orca_groups_bytes(int64_t n, int64_t k) {
+  const Packed w{nullptr, nullptr, nullptr, n, k};
+  return w.num_tiles() * w.groups_tile_bytes();
+}
+
+int64_t orca_channels_bytes(int64_t n, int64_t k) {
+  const Packed w{nullptr, nullptr, nullptr, n, k};
+  return w.num_tiles() * w.channels_tile_bytes();
+}
+
+// Packs w [n, k] float32 as groups. Returns the largest error relative to its group's largest weight.
+float orca_pack_groups(const float* w, int64_t n, int64_t k, uint8_t* groups, int num_threads) {
+  const Packed packed{groups, nullptr, nullptr, n, k};
   float worst = 0.0f;
 #pragma omp parallel for schedule(static) reduction(max : worst) num_threads(num_threads)
-  for (int64_t tile = 0; tile < (n + kLanes - 1) / kLanes; ++tile)
-    for (int64_t lane = 0; lane < kLanes; ++lane)
-      for (int64_t g = 0; g < k / kGroup; ++g) {
-        const int64_t row = tile * kLanes + lane;
-        const float zeros[kGroup] = {};
-        const float* from = row < n ? w + row * k + g * kGroup : zeros;
-        const float error = pack_group(from, bits, lane, data + tile * packed.tile_bytes() + g * packed.group_bytes());
-        float peak = 0.0f;
-        for (int i = 0; i < kGroup; ++i) peak = std::max(peak, std::fabs(from[i]));
-        if (peak > 0.0f) worst = std::max(worst, error / peak);
-      }
+  for (int64_t tile = 0; tile < packed.num_tiles(); ++tile)
+    for (int64_t lane = 0; lane < kLanes; ++lane) worst = std::max(worst, pack_groups(w, packed, tile * kLanes + lane, groups));
   return worst;
 }
 
-// One row of a packed matrix as float32, for each of some row numbers: out [count, k].
+// Packs w [n, k] float32 as channels; scales [n padded to whole tiles].
+void orca_pack_channels(const float* w, int64_t n, int64_t k, uint8_t* channels, float* scales, int num_threads) {
+  const Packed packed{nullptr, channels, scales, n, k};
+#pragma omp parallel for schedule(static) num_threads(num_threads)
+  for (int64_t tile = 0; tile < packed.num_tiles(); ++tile)
+    for (int64_t lane = 0; lane < kLanes; ++lane) pack_channel(w, packed, tile * kLanes + lane, channels, scales);
+}
+
+// Some rows of packed weights as float32, from groups where they are there: out [count, k].
 void orca_gather_rows(const Packed* w, const int64_t* row_numbers, int64_t count, float* out) {
-  for (int64_t i = 0; i < count; ++i) {
-    const int64_t lane = row_numbers[i] % kLanes;
-    const uint8_t* group = w->data + row_numbers[i] / kLanes * w->tile_bytes();
-    float* to = out + i * w->k;
-    for (int64_t g = 0; g < w->k / kGroup; ++g, group += w->group_bytes(), to += kGroup) {
-      const uint8_t* constants = group + w->bits * 64;
-      const float scale = half_to_float(constants + 2 * lane), offset = half_to_float(constants + 32 + 2 * lane);
-      for (int64_t column = 0; column < kGroup; ++column) {
-        const int64_t half = w->bits == 4 ? column % 16 : column;
-        const uint8_t byte = group[half / 4 * 64 + 4 * lane + half % 4];
-        const int q = w->bits == 8 ? byte : column < 16 ? byte & 15 : byte >> 4;
-        to[column] = scale * static_cast<float>(q) + offset;
-      }
-    }
-  }
+  for (int64_t i = 0; i < count; ++i) unpack_row(*w, row_numbers[i], out + i * w->k);
 }
 }

@@ -1,69 +1,60 @@
-// Matrix products of quantised weights with rows that are quantised on the way (as llama.cpp's Q8_1).
+// Matrix products of quantised weights [n, k] with quantised rows.
 //
-// A weight matrix [n, k] lies in tiles of 16 rows; a tile is a chain of groups of 32 columns. w = scale * q + offset
-// with one scale and one offset for each row and group (GGUF's Q4_1; Q4_0 and Q8_0 are special cases). q is unsigned.
-//   4 bits: 4 x 64 bytes; byte 4r + j of vector c holds column 4c + j of row r in its low half, 16 + 4c + j in its high
-//   8 bits: 8 x 64 bytes; byte 4r + j of vector c holds column 4c + j of row r
-// and then 16 scales and 16 offsets as half-precision numbers.
+// Weights lie in tiles of 16 rows, an even number of them; columns are padded to a multiple of 64. There are two forms,
+// and the number of rows decides which is used: few rows wait for memory, many for the multipliers.
+//
+// Groups, 4 bits (as GGUF's Q4_1, Q4_0 is a special case): a tile is a chain of groups of 32 columns, w = scale * q +
+// offset with one scale and one offset for each row and group: 4 x 64 bytes, of which byte 4r + j of vector c holds column
+// 4c + j of row r in its low half and 16 + 4c + j in its high one, then 16 scales and 16 offsets as half-precision numbers.
+//
+// Channels, 8 bits: w = scale * (q - 128) with one scale for each row. Byte 4r + j of vector c holds column 4c + j of row r:
+// what the byte products of AVX-512 and of AMX both take. Their sums are exact within a group of 64 columns, and groups
+// are added in one order, so that all processors with either get the same numbers, bit for bit.
 #pragma once
-#include <algorithm>
-#include <vector>
-
-#include "simd.h"
+#include "amx.h"
+#include "rows.h"
 
 namespace orca {
 
-constexpr int kGroup = 32;
+constexpr int kPair = 2;               // tiles that are computed together
+constexpr int64_t kFewRows = 8;        // for which the 4-bit form is used; measured, see docs/performance.md
+constexpr int64_t kRowBlock = 96;      // rows of activations that stay in the L2 cache while weights pass by
+constexpr int64_t kRowsAtOnce = 32;    // a product may read so many rows together, whatever they hold
+constexpr int kGroupBytes = kLanes * kGroup / 2 + 4 * kLanes;
 
 struct Packed {
-  const uint8_t* data;
+  const uint8_t* groups;    // null: these weights have no exact 4-bit form
+  const uint8_t* channels;
+  const float* scales;      // of channels, [16 * tiles]
   int64_t n, k;
-  int64_t bits;
 
-  int64_t tile_bytes() const { return k / kGroup * group_bytes(); }
-  int64_t group_bytes() const { return kLanes * kGroup * bits / 8 + kLanes * 4; }
+  int64_t padded_k() const { return padded(k, kRowGroup); }
+  int64_t num_tiles() const { return padded(n, kPair * kLanes) / kLanes; }
+  int64_t groups_tile_bytes() const { return padded_k() / kGroup * kGroupBytes; }
+  int64_t channels_tile_bytes() const { return padded_k() * kLanes; }
 };
 
-// Rows of activations: x = scale * q, q in [-127, 127], one scale for each group; sum is scale times the sum of q.
-struct Rows {
-  int8_t* q;
-  float* scale;
-  float* sum;
-  int64_t k;
+// Where products go: y[row - first_row, column - first_column] = product (+ bias) (+ what is there).
+struct Target {
+  float* y;
+  int64_t stride;
+  const float* bias = nullptr;  // by column
+  bool add = false;
+  int64_t first_row = 0, first_column = 0;
+
+  float* at(int64_t row, int64_t column) const { return y + (row - first_row) * stride + column - first_column; }
 };
 
-inline void quantize_row(const float* x, const Rows& rows, int64_t row) {
-  const int64_t groups = rows.k / kGroup;
-  int8_t* q = rows.q + row * rows.k;
-  float* scales = rows.scale + row * groups;
-  float* sums = rows.sum + row * groups;
-  for (int64_t g = 0; g < groups; ++g, x += kGroup, q += kGroup) {
 #if ORCA_AVX512
-    const __m512 a = _mm512_loadu_ps(x), b = _mm512_loadu_ps(x + 16);
-    const float peak = _mm512_reduce_max_ps(_mm512_max_ps(_mm512_abs_ps(a), _mm512_abs_ps(b)));
-    const float scale = peak / 127.0f;
-    const __m512 inverse = _mm512_set1_ps(peak > 0.0f ? 127.0f / peak : 0.0f);
-    const __m512i qa = _mm512_cvtps_epi32(_mm512_mul_ps(a, inverse)), qb = _mm512_cvtps_epi32(_mm512_mul_ps(b, inverse));
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(q), _mm512_cvtsepi32_epi8(qa));
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(q + 16), _mm512_cvtsepi32_epi8(qb));
-    const int total = _mm512_reduce_add_epi32(_mm512_add_epi32(qa, qb));
-#else
-    float peak = 0.0f;
-    for (int i = 0; i < kGroup; ++i) peak = std::max(peak, std::fabs(x[i]));
-    const float scale = peak / 127.0f, inverse = peak > 0.0f ? 127.0f / peak : 0.0f;
-    int total = 0;
-    for (int i = 0; i < kGroup; ++i) {
-      const int value = static_cast<int>(std::nearbyint(x[i] * inverse));
-      q[i] = static_cast<int8_t>(value);
-      total += value;
-    }
-#endif
-    scales[g] = scale;
-    sums[g] = scale * static_cast<float>(total);
-  }
+
+inline void store(const Packed& w, const Target& to, int64_t row, int64_t column, __m512 value) {
+  const int64_t left = w.n - column;  // the last tile may reach beyond the matrix
+  const __mmask16 mask = left >= kLanes ? 0xffff : left > 0 ? static_cast<__mmask16>((1 << left) - 1) : 0;
+  float* y = to.at(row, column);
+  if (to.bias) value = _mm512_add_ps(value, _mm512_maskz_loadu_ps(mask, to.bias + column));
+  if (to.add) value = _mm512_add_ps(value, _mm512_maskz_loadu_ps(mask, y));
+  _mm512_mask_storeu_ps(y, mask, value);
 }
-
-#if ORCA_AVX512
 
 inline __m512 half16(const uint8_t* p) { return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))); }
 
@@ -73,126 +64,177 @@ inline __m512i columns4(const int8_t* x) {
   return _mm512_set1_epi32(four);
 }
 
-// M rows of activations times R tiles of weights, from column group `first` on; acc[r][m] is one number for each row of a tile.
-template <int M, int R, int kBits>
-inline __attribute__((always_inline)) void multiply(const uint8_t* w, int64_t tile_bytes, const Rows& rows, int64_t row,
-                                                    __m512 (&acc)[R][M]) {
-  const int64_t groups = rows.k / kGroup;
+// M rows times one tile, 4 bits.
+template <int M>
+inline void multiply_groups(const Packed& w, const Rows& rows, int64_t row, int64_t tile, const Target& to) {
+  const int64_t row_groups = rows.k / kRowGroup;
+  const uint8_t* from = w.groups + tile * w.groups_tile_bytes();
   const int8_t* x = rows.q + row * rows.k;
-  const float* scale = rows.scale + row * groups;
-  const float* sum = rows.sum + row * groups;
-  constexpr int kVectors = kBits;  // of 64 bytes: 16 rows x 32 columns
+  const float* scale = rows.scale + row * row_groups;
+  const float* sum = rows.sum + row * row_groups * 2;
   const __m512i low = _mm512_set1_epi8(15);
-  for (int r = 0; r < R; ++r)
-    for (int m = 0; m < M; ++m) acc[r][m] = _mm512_setzero_ps();
-  for (int64_t g = 0; g < groups; ++g, x += kGroup, w += kVectors * 64 + 64) {
-    __m512i dot[R][M];
-    for (int r = 0; r < R; ++r)
-      for (int m = 0; m < M; ++m) dot[r][m] = _mm512_setzero_si512();
+  __m512 acc[M];
+  for (int m = 0; m < M; ++m) acc[m] = _mm512_setzero_ps();
+  for (int64_t g = 0; g < row_groups * 2; ++g, x += kGroup, from += kGroupBytes) {
+    __m512i dot[M];
+    for (int m = 0; m < M; ++m) dot[m] = _mm512_setzero_si512();
 #pragma GCC unroll 4
     for (int c = 0; c < 4; ++c) {
-      __m512i first[R], second[R];
-      for (int r = 0; r < R; ++r) {
-        const uint8_t* from = w + r * tile_bytes;
-        if (kBits == 4) {
-          const __m512i both = _mm512_loadu_si512(from + c * 64);
-          first[r] = _mm512_and_si512(both, low);
-          second[r] = _mm512_and_si512(_mm512_srli_epi16(both, 4), low);
-        } else {
-          first[r] = _mm512_loadu_si512(from + c * 64);
-          second[r] = _mm512_loadu_si512(from + (c + 4) * 64);
-        }
-      }
-#pragma GCC unroll 16
+      const __m512i both = _mm512_loadu_si512(from + c * 64);
+      const __m512i first = _mm512_and_si512(both, low), second = _mm512_and_si512(_mm512_srli_epi16(both, 4), low);
+#pragma GCC unroll 8
       for (int m = 0; m < M; ++m) {
-        const __m512i a = columns4(x + m * rows.k + 4 * c), b = columns4(x + m * rows.k + 16 + 4 * c);
-        for (int r = 0; r < R; ++r) {
-          dot[r][m] = _mm512_dpbusd_epi32(dot[r][m], first[r], a);
-          dot[r][m] = _mm512_dpbusd_epi32(dot[r][m], second[r], b);
-        }
+        dot[m] = _mm512_dpbusd_epi32(dot[m], first, columns4(x + m * rows.k + 4 * c));
+        dot[m] = _mm512_dpbusd_epi32(dot[m], second, columns4(x + m * rows.k + 16 + 4 * c));
       }
     }
-    for (int r = 0; r < R; ++r) {
-      const uint8_t* constants = w + r * tile_bytes + kVectors * 64;
-      const __m512 scales = half16(constants), offsets = half16(constants + 32);
+    const __m512 scales = half16(from + 256), offsets = half16(from + 288);
+#pragma GCC unroll 8
+    for (int m = 0; m < M; ++m) {
+      const __m512 factor = _mm512_mul_ps(scales, _mm512_set1_ps(scale[m * row_groups + g / 2]));
+      acc[m] = _mm512_fmadd_ps(factor, _mm512_cvtepi32_ps(dot[m]), acc[m]);
+      acc[m] = _mm512_fmadd_ps(offsets, _mm512_set1_ps(sum[m * row_groups * 2 + g]), acc[m]);
+    }
+  }
+  for (int m = 0; m < M; ++m) store(w, to, row + m, tile * kLanes, acc[m]);
+}
+
+// M rows times a pair of tiles, 8 bits.
+template <int M>
+inline void multiply_channels(const Packed& w, const Rows& rows, int64_t row, int64_t tile, const Target& to) {
+  const int64_t row_groups = rows.k / kRowGroup, tile_bytes = w.channels_tile_bytes();
+  const uint8_t* from = w.channels + tile * tile_bytes;
+  const int8_t* x = rows.q + row * rows.k;
+  const float* scale = rows.scale + row * row_groups;
+  const int32_t* start = rows.start + row * row_groups;
+  __m512 acc[kPair][M];
+  for (int r = 0; r < kPair; ++r)
+    for (int m = 0; m < M; ++m) acc[r][m] = _mm512_setzero_ps();
+  for (int64_t g = 0; g < row_groups; ++g, x += kRowGroup, from += kRowGroup * kLanes) {
+    __m512i dot[kPair][M];
+    for (int m = 0; m < M; ++m) dot[0][m] = dot[1][m] = _mm512_set1_epi32(start[m * row_groups + g]);
 #pragma GCC unroll 16
+    for (int c = 0; c < kRowGroup / 4; ++c) {
+      const __m512i first = _mm512_loadu_si512(from + c * 64), second = _mm512_loadu_si512(from + tile_bytes + c * 64);
+#pragma GCC unroll 6
       for (int m = 0; m < M; ++m) {
-        const __m512 factor = _mm512_mul_ps(scales, _mm512_set1_ps(scale[m * groups + g]));
-        acc[r][m] = _mm512_fmadd_ps(factor, _mm512_cvtepi32_ps(dot[r][m]), acc[r][m]);
-        acc[r][m] = _mm512_fmadd_ps(offsets, _mm512_set1_ps(sum[m * groups + g]), acc[r][m]);
+        const __m512i four = columns4(x + m * rows.k + 4 * c);
+        dot[0][m] = _mm512_dpbusd_epi32(dot[0][m], first, four);
+        dot[1][m] = _mm512_dpbusd_epi32(dot[1][m], second, four);
       }
     }
+#pragma GCC unroll 6
+    for (int m = 0; m < M; ++m) {
+      const __m512 by = _mm512_set1_ps(scale[m * row_groups + g]);
+      for (int r = 0; r < kPair; ++r) acc[r][m] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dot[r][m]), by, acc[r][m]);
+    }
+  }
+  for (int r = 0; r < kPair; ++r) {
+    const __m512 scales = _mm512_loadu_ps(w.scales + (tile + r) * kLanes);
+    for (int m = 0; m < M; ++m) store(w, to, row + m, (tile + r) * kLanes, _mm512_mul_ps(acc[r][m], scales));
+  }
+}
+
+// Calls call(row, count) for pieces of at most kMost rows, all of nearly the same size; count is a constant.
+template <int kMost, typename Call>
+inline void in_pieces(int64_t row, int64_t end, Call call) {
+  for (int64_t pieces = (end - row + kMost - 1) / kMost; pieces > 0; --pieces) {
+    const int64_t count = (end - row + pieces - 1) / pieces;
+    switch (count) {
+      case 1: call(row, std::integral_constant<int, 1>()); break;
+      case 2: call(row, std::integral_constant<int, 2>()); break;
+      case 3: call(row, std::integral_constant<int, 3>()); break;
+      case 4: call(row, std::integral_constant<int, 4>()); break;
+      case 5: call(row, std::integral_constant<int, 5>()); break;
+      case 6: call(row, std::integral_constant<int, 6>()); break;
+      case 7: call(row, std::integral_constant<int, std::min(kMost, 7)>()); break;
+      case 8: call(row, std::integral_constant<int, std::min(kMost, 8)>()); break;
+    }
+    row += count;
+  }
+}
+
+#if ORCA_AMX
+
+// Up to 32 rows times a pair of tiles, 8 bits, in the processor's matrix unit: the same sums in the same order.
+inline void multiply_channels_amx(const Packed& w, const Rows& rows, int64_t row, int64_t count, int64_t tile, const Target& to) {
+  const int64_t row_groups = rows.k / kRowGroup, tile_bytes = w.channels_tile_bytes();
+  const uint8_t* from = w.channels + tile * tile_bytes;
+  alignas(64) int32_t dot[kAmxRows][kPair][kLanes];
+  alignas(64) float acc[kAmxRows][kPair][kLanes];
+  for (int64_t g = 0; g < row_groups; ++g, from += kRowGroup * kLanes) {
+    amx_multiply(rows.q + row * rows.k + g * kRowGroup, rows.k, count, from, from + tile_bytes, dot);
+    for (int64_t m = 0; m < count; ++m) {
+      const int64_t at = (row + m) * row_groups + g;
+      const __m512i start = _mm512_set1_epi32(rows.start[at]);
+      const __m512 by = _mm512_set1_ps(rows.scale[at]);
+      for (int r = 0; r < kPair; ++r) {
+        const __m512 sum = _mm512_cvtepi32_ps(_mm512_add_epi32(start, _mm512_load_si512(dot[m][r])));
+        _mm512_store_ps(acc[m][r], _mm512_fmadd_ps(sum, by, g ? _mm512_load_ps(acc[m][r]) : _mm512_setzero_ps()));
+      }
+    }
+  }
+  for (int r = 0; r < kPair; ++r) {
+    const __m512 scales = _mm512_loadu_ps(w.scales + (tile + r) * kLanes);
+    for (int64_t m = 0; m < count; ++m)
+      store(w, to, row + m, (tile + r) * kLanes, _mm512_mul_ps(_mm512_load_ps(acc[m][r]), scales));
   }
 }
 
 #endif
 
-// Where products go: y[row, column] = product (+ bias) (+ what is there).
-struct Target {
-  float* y;
-  int64_t stride;
-  const float* bias;
-  bool add;
-};
-
-#if ORCA_AVX512
-
-template <int M, int R, int kBits>
-inline void multiply_into(const Packed& w, const Rows& rows, int64_t row, int64_t tile, const Target& to) {
-  __m512 acc[R][M];
-  multiply<M, R, kBits>(w.data + tile * w.tile_bytes(), w.tile_bytes(), rows, row, acc);
-  for (int r = 0; r < R; ++r) {
-    const int64_t column = (tile + r) * kLanes;
-    const int64_t left = w.n - column;  // the last tile may reach beyond the matrix
-    const __mmask16 mask = left >= kLanes ? 0xffff : static_cast<__mmask16>((1 << left) - 1);
-    const __m512 bias = to.bias ? _mm512_maskz_loadu_ps(mask, to.bias + column) : _mm512_setzero_ps();
-    for (int m = 0; m < M; ++m) {
-      float* y = to.y + (row + m) * to.stride + column;
-      __m512 value = _mm512_add_ps(acc[r][m], bias);
-      if (to.add) value = _mm512_add_ps(value, _mm512_maskz_loadu_ps(mask, y));
-      _mm512_mask_storeu_ps(y, mask, value);
-    }
+// Rows [row, end) times a pair of tiles; `few`: the iteration has few rows.
+inline void multiply_pair(const Packed& w, const Rows& rows, int64_t row, int64_t end, int64_t tile, bool few, const Target& to) {
+  if (few && w.groups) {
+    for (int r = 0; r < kPair; ++r)
+      in_pieces<8>(row, end, [&](int64_t at, auto count) { multiply_groups<count>(w, rows, at, tile + r, to); });
+    return;
   }
-}
-
-template <int kBits>
-inline void multiply_rows(const Packed& w, const Rows& rows, int64_t row, int64_t end, int64_t tile, const Target& to) {
-  for (; row + 8 <= end; row += 8) multiply_into<8, 1, kBits>(w, rows, row, tile, to);
-  if (row + 4 <= end) multiply_into<4, 1, kBits>(w, rows, row, tile, to), row += 4;
-  if (row + 2 <= end) multiply_into<2, 1, kBits>(w, rows, row, tile, to), row += 2;
-  if (row < end) multiply_into<1, 1, kBits>(w, rows, row, tile, to);
+#if ORCA_AMX
+  if (amx_is_on()) {
+    for (; end - row >= kAmxFewestRows; row += std::min<int64_t>(end - row, kAmxRows))
+      multiply_channels_amx(w, rows, row, std::min<int64_t>(end - row, kAmxRows), tile, to);
+  }
+#endif
+  in_pieces<6>(row, end, [&](int64_t at, auto count) { multiply_channels<count>(w, rows, at, tile, to); });
 }
 
 #else
 
-template <int kBits>
-inline void multiply_rows(const Packed& w, const Rows& rows, int64_t row, int64_t end, int64_t tile, const Target& to) {
-  const int64_t groups = rows.k / kGroup;
-  for (; row < end; ++row) {
-    const uint8_t* from = w.data + tile * w.tile_bytes();
-    const int8_t* x = rows.q + row * rows.k;
+inline void multiply_pair(const Packed& w, const Rows& rows, int64_t row, int64_t end, int64_t tile, bool few, const Target& to) {
+  const int64_t row_groups = rows.k / kRowGroup;
+  for (int64_t item = row * kPair; item < end * kPair; ++item) {
+    const int64_t at = item / kPair, t = tile + item % kPair;
+    const int8_t* x = rows.q + at * rows.k;
     float acc[kLanes] = {};
-    for (int64_t g = 0; g < groups; ++g, x += kGroup, from += w.group_bytes()) {
-      int32_t dot[kLanes] = {};
-      for (int c = 0; c < kBits; ++c) {
-        const uint8_t* vector = from + c * 64;
-        for (int lane = 0; lane < kLanes; ++lane)
-          for (int j = 0; j < 4; ++j) {
-            const int q = vector[4 * lane + j];
-            if (kBits == 4)
+    if (few && w.groups) {
+      const uint8_t* from = w.groups + t * w.groups_tile_bytes();
+      for (int64_t g = 0; g < row_groups * 2; ++g, x += kGroup, from += kGroupBytes) {
+        int32_t dot[kLanes] = {};
+        for (int c = 0; c < 4; ++c)
+          for (int lane = 0; lane < kLanes; ++lane)
+            for (int j = 0; j < 4; ++j) {
+              const int q = from[c * 64 + 4 * lane + j];
               dot[lane] += (q & 15) * x[4 * c + j] + (q >> 4) * x[16 + 4 * c + j];
-            else
-              dot[lane] += q * x[4 * c + j];
-          }
+            }
+        for (int lane = 0; lane < kLanes; ++lane)
+          acc[lane] += half_to_float(from + 256 + 2 * lane) * rows.scale[at * row_groups + g / 2] * static_cast<float>(dot[lane]) +
+                       half_to_float(from + 288 + 2 * lane) * rows.sum[at * row_groups * 2 + g];
       }
-      const uint8_t* constants = from + kBits * 64;
-      for (int lane = 0; lane < kLanes; ++lane)
-        acc[lane] += half_to_float(constants + 2 * lane) * rows.scale[row * groups + g] * dot[lane] +
-                     half_to_float(constants + 32 + 2 * lane) * rows.sum[row * groups + g];
+    } else {
+      const uint8_t* from = w.channels + t * w.channels_tile_bytes();
+      for (int64_t g = 0; g < row_groups; ++g, x += kRowGroup, from += kRowGroup * kLanes) {
+        int32_t dot[kLanes];
+        std::fill(dot, dot + kLanes, rows.start[at * row_groups + g]);
+        for (int c = 0; c < kRowGroup / 4; ++c)
+          for (int lane = 0; lane < kLanes; ++lane)
+            for (int j = 0; j < 4; ++j) dot[lane] += from[c * 64 + 4 * lane + j] * x[4 * c + j];
+        for (int lane = 0; lane < kLanes; ++lane) acc[lane] += static_cast<float>(dot[lane]) * rows.scale[at * row_groups + g];
+      }
+      for (int lane = 0; lane < kLanes; ++lane) acc[lane] *= w.scales[t * kLanes + lane];
     }
-    for (int lane = 0; lane < kLanes && tile * kLanes + lane < w.n; ++lane) {
-      const int64_t column = tile * kLanes + lane;
-      float& y = to.y[row * to.stride + column];
+    for (int64_t lane = 0, column = t * kLanes; lane < kLanes && column < w.n; ++lane, ++column) {
+      float& y = *to.at(at, column);
       y = acc[lane] + (to.bias ? to.bias[column] : 0.0f) + (to.add ? y : 0.0f);
     }
   }
@@ -200,22 +242,16 @@ inline void multiply_rows(const Packed& w, const Rows& rows, int64_t row, int64_
 
 #endif
 
-// All rows: called by every thread of a team; `barrier` free, the caller waits. Work is a tile times a block of rows.
+// All rows: called by every thread of a team, which waits at the end. A piece of the work is some tiles times some rows.
 inline void linear_in_team(const Packed& w, const Rows& rows, int64_t num_rows, const Target& to) {
-  constexpr int64_t kRowBlock = 64;  // of activations: they stay in the L1 or L2 cache while tiles of weights pass by
-  const int64_t tiles = (w.n + kLanes - 1) / kLanes, blocks = (num_rows + kRowBlock - 1) / kRowBlock;
-  const int64_t chunk = std::max<int64_t>(1, std::min<int64_t>(8, tiles / 8));
-  const int64_t chunks = (tiles + chunk - 1) / chunk;
+  const int64_t pairs = w.num_tiles() / kPair, blocks = (num_rows + kRowBlock - 1) / kRowBlock;
+  const int64_t pairs_at_once = std::max<int64_t>(1, std::min<int64_t>(4, pairs / 8));
+  const int64_t pieces = (pairs + pairs_at_once - 1) / pairs_at_once;
 #pragma omp for schedule(dynamic, 1)
-  for (int64_t item = 0; item < blocks * chunks; ++item) {
-    const int64_t first = item / chunks * kRowBlock, end = std::min(num_rows, first + kRowBlock);
-    const int64_t from = item % chunks * chunk, until = std::min(tiles, from + chunk);
-    for (int64_t tile = from; tile < until; ++tile) {
-      if (w.bits == 4)
-        multiply_rows<4>(w, rows, first, end, tile, to);
-      else
-        multiply_rows<8>(w, rows, first, end, tile, to);
-    }
+  for (int64_t item = 0; item < blocks * pieces; ++item) {
+    const int64_t row = item / pieces * kRowBlock, end = std::min(num_rows, row + kRowBlock);
+    const int64_t first = item % pieces * pairs_at_once, last = std::min(pairs, first + pairs_at_once);
+    for (int64_t pair = first; pair < last; ++pair) multiply_pair(w, rows, row, end, pair * kPair, num_rows <= kFewRows, to);
   }
 }
 

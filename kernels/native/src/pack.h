@@ -1,4 +1,4 @@
-// From float32 weights to the packed form of linear.h.
+// From float32 weights to the packed forms of linear.h, and back.
 #pragma once
 #include "linear.h"
 
@@ -33,35 +33,72 @@ inline float round_to_half(float x) {
   return half_to_float(bytes);
 }
 
-// Packs one row's group of 32 weights into its lane; returns the largest error.
-// 4 bits: from the smallest to the largest (Q4_1). 8 bits: symmetric (Q8_0). Weights that come out of a file so
-// quantised are met exactly.
-inline float pack_group(const float* w, int64_t bits, int64_t lane, uint8_t* group) {
-  float scale, offset;
-  if (bits == 4) {
+// The columns of one row that a group has; zeros beyond the matrix.
+template <int kColumns>
+inline const float* columns_of(const float* w, const Packed& packed, int64_t row, int64_t group, float (&copy)[kColumns]) {
+  const int64_t first = group * kColumns, count = row < packed.n ? std::min<int64_t>(kColumns, packed.k - first) : 0;
+  if (count == kColumns) return w + row * packed.k + first;
+  std::fill(copy, copy + kColumns, 0.0f);
+  if (count > 0) std::copy(w + row * packed.k + first, w + row * packed.k + first + count, copy);
+  return copy;
+}
+
+// Packs one row as groups, from the smallest weight of each to the largest (Q4_1): weights that a file has so are met
+// exactly. Returns the largest error, relative to the largest weight of its group.
+inline float pack_groups(const float* weights, const Packed& packed, int64_t row, uint8_t* groups) {
+  const int64_t lane = row % kLanes;
+  uint8_t* to = groups + row / kLanes * packed.groups_tile_bytes();
+  float worst = 0.0f, zeros[kGroup];
+  for (int64_t g = 0; g < packed.padded_k() / kGroup; ++g, to += kGroupBytes) {
+    const float* w = columns_of(weights, packed, row, g, zeros);
     const auto [low, high] = std::minmax_element(w, w + kGroup);
-    scale = round_to_half((*high - *low) / 15.0f);
-    offset = round_to_half(*low);
+    const float peak = std::max(std::fabs(*low), std::fabs(*high));
+    const float scale = round_to_half((*high - *low) / 15.0f), offset = round_to_half(*low);
+    const float inverse = scale > 0.0f ? 1.0f / scale : 0.0f;
+    for (int i = 0; i < kGroup; ++i) {
+      const float q = std::min(15.0f, std::max(0.0f, std::nearbyint((w[i] - offset) * inverse)));
+      if (peak > 0.0f) worst = std::max(worst, std::fabs(scale * q + offset - w[i]) / peak);
+      uint8_t& byte = to[i % 16 / 4 * 64 + 4 * lane + i % 4];
+      byte = static_cast<uint8_t>(i < 16 ? static_cast<int>(q) : byte | static_cast<int>(q) << 4);
+    }
+    const uint16_t s = float_to_half(scale), o = float_to_half(offset);
+    std::memcpy(to + 256 + 2 * lane, &s, sizeof s);
+    std::memcpy(to + 288 + 2 * lane, &o, sizeof o);
+  }
+  return worst;
+}
+
+// Packs one row as a channel.
+inline void pack_channel(const float* weights, const Packed& packed, int64_t row, uint8_t* channels, float* scales) {
+  const int64_t lane = row % kLanes;
+  uint8_t* to = channels + row / kLanes * packed.channels_tile_bytes() + 4 * lane;
+  float peak = 0.0f, zeros[4];
+  if (row < packed.n)
+    for (int64_t i = 0; i < packed.k; ++i) peak = std::max(peak, std::fabs(weights[row * packed.k + i]));
+  const float inverse = peak > 0.0f ? 127.0f / peak : 0.0f;
+  scales[row] = peak / 127.0f;
+  for (int64_t c = 0; c < packed.padded_k() / 4; ++c, to += 64) {
+    const float* w = columns_of(weights, packed, row, c, zeros);
+    for (int j = 0; j < 4; ++j) to[j] = static_cast<uint8_t>(128 + static_cast<int>(std::nearbyint(w[j] * inverse)));
+  }
+}
+
+// One row as float32 [k].
+inline void unpack_row(const Packed& packed, int64_t row, float* out) {
+  const int64_t lane = row % kLanes;
+  if (packed.groups) {
+    const uint8_t* tile = packed.groups + row / kLanes * packed.groups_tile_bytes();
+    for (int64_t i = 0; i < packed.k; ++i) {
+      const uint8_t* group = tile + i / kGroup * kGroupBytes;
+      const uint8_t byte = group[i % 16 / 4 * 64 + 4 * lane + i % 4];
+      const int q = i % kGroup < 16 ? byte & 15 : byte >> 4;
+      out[i] = half_to_float(group + 256 + 2 * lane) * static_cast<float>(q) + half_to_float(group + 288 + 2 * lane);
+    }
   } else {
-    float peak = 0.0f;
-    for (int i = 0; i < kGroup; ++i) peak = std::max(peak, std::fabs(w[i]));
-    scale = round_to_half(peak / 127.0f);
-    offset = -128.0f * scale;
+    const uint8_t* tile = packed.channels + row / kLanes * packed.channels_tile_bytes();
+    for (int64_t i = 0; i < packed.k; ++i)
+      out[i] = packed.scales[row] * static_cast<float>(tile[i / 4 * 64 + 4 * lane + i % 4] - 128);
   }
-  const float inverse = scale > 0.0f ? 1.0f / scale : 0.0f, top = bits == 4 ? 15.0f : 255.0f;
-  float error = 0.0f;
-  for (int i = 0; i < kGroup; ++i) {
-    const float q = std::min(top, std::max(0.0f, std::nearbyint((w[i] - offset) * inverse)));
-    error = std::max(error, std::fabs(scale * q + offset - w[i]));
-    const int place = bits == 4 ? i % 16 : i;
-    uint8_t& byte = group[place / 4 * 64 + 4 * lane + place % 4];
-    byte = static_cast<uint8_t>(bits == 8 || i < 16 ? static_cast<int>(q) : byte | static_cast<int>(q) << 4);
-  }
-  uint8_t* constants = group + bits * 64;
-  const uint16_t s = float_to_half(scale), o = float_to_half(offset);
-  std::memcpy(constants + 2 * lane, &s, sizeof s);
-  std::memcpy(constants + 32 + 2 * lane, &o, sizeof o);
-  return error;
 }
 
 }  // namespace orca

@@ -139,7 +139,7 @@ class QuantizedLlama:
         model, step = byref(self._model), byref(_step(batch, kv.block_size))
         workspace = self._workspace.address(kernels.layers_bytes(model, batch.num_tokens))
         if self._tp.size == 1:
-            kernels.layers(model, self._layers, len(self._layers), step, hidden.data_ptr(), workspace, threads)
+            kernels.layers(model, self._layers, len(self._layers), step, hidden.data_ptr(), workspace, threads, None)
             return hidden
         part = torch.empty_like(hidden)
         for layer in self._layers:
