@@ -2,13 +2,29 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 
 from kernels.native.build import build
 from kernels.native.library import NativeKernels
 from tests.instruction_sets import RUNNABLE
 
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.fixture(scope="session")
+def cache_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A cache like a user's, where each set is compiled once for all tests."""
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(scope="session")
+def compiled(cache_home: Path) -> Path:
+    return cache_home / "orca" / "kernels"
+
 
 @pytest.fixture(scope="session", params=RUNNABLE, ids=lambda chosen: chosen.name)
-def kernels(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> NativeKernels:
-    return NativeKernels(build(request.param, tmp_path_factory.mktemp("kernels")), request.param.name)
+def kernels(request: pytest.FixtureRequest, compiled: Path) -> NativeKernels:
+    return NativeKernels(build(request.param, compiled), request.param.name)

@@ -78,7 +78,7 @@ def test_a_row_does_not_depend_on_the_others(kernels: NativeKernels) -> None:
                 assert torch.equal(kernels.linear(x[some], packed)[row - some.start], together[row])
 
 
-def test_processors_with_byte_products_agree_bit_for_bit(tmp_path: Path) -> None:
+def test_processors_with_byte_products_agree_bit_for_bit(compiled: Path) -> None:
     """AMX sums in the order of AVX-512."""
     chosen = {runnable.name: runnable for runnable in RUNNABLE}
     names = [name for name in ("avx512", "amx-in-plain-c++") if name in chosen]
@@ -87,7 +87,7 @@ def test_processors_with_byte_products_agree_bit_for_bit(tmp_path: Path) -> None
     x, weight = torch.randn(77, 160), torch.randn(100, 160)
     results = []
     for name in names:
-        kernels = NativeKernels(build(chosen[name], tmp_path), name)
+        kernels = NativeKernels(build(chosen[name], compiled), name)
         results.append(kernels.linear(x, kernels.pack(weight)))
     assert torch.equal(*results)
 
@@ -128,8 +128,8 @@ def test_the_instruction_set_is_chosen_by_the_processor(flags: frozenset[str], n
     assert [chosen.name for chosen in instruction_sets(flags)] == names
 
 
-def test_where_the_best_set_fails_the_next_one_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+def test_where_the_best_set_fails_the_next_one_is_taken(cache_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(cache_home))
     sets = [InstructionSet("wrong", ("-DORCA_MISTAKE=return(1)",)), *instruction_sets(frozenset())]
     monkeypatch.setattr(library, "instruction_sets", lambda _flags: sets)
     assert library.load.__wrapped__().name == "plain"
