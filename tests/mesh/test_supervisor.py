@@ -5,14 +5,11 @@ The model is synthetic: what is tested is processes, not tokens.
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import re
 import signal
 import socket
-import sys
-from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 import httpx2
@@ -21,15 +18,13 @@ import pytest
 
 from services.mesh import LocalMesh, MeshError, MeshOptions
 from services.mesh.health import check_serving
-from services.mesh.process import ServiceProcess
 from shared.client import GatewayClient, GenerateOptions
 from shared.config import EngineConfig, ListenConfig
 from shared.topology import Topology
+from tests.mesh.orca_up import orca_up
 from tests.process_end import wait_ended
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
     from services.mesh import LogLine
 
 pytestmark = pytest.mark.slow
@@ -37,66 +32,8 @@ pytestmark = pytest.mark.slow
 MODEL = "synthetic:step_ms=1"
 
 
-class OrcaUp:
-    """`orca up` in a process of its own, its output line by line."""
-
-    def __init__(self) -> None:
-        self.process: ServiceProcess
-        self.shown: list[str] = []
-        self._lines: asyncio.Queue[str] = asyncio.Queue()
-
-    def take(self, line: LogLine) -> None:
-        self.shown.append(line.text)
-        self._lines.put_nowait(line.text)
-
-    async def until(self, pattern: str) -> re.Match[str]:
-        """Wait for a line; fails at once where the process ends without one."""
-        while True:
-            line = asyncio.ensure_future(self._lines.get())
-            await asyncio.wait([line, self.process.exit], return_when=asyncio.FIRST_COMPLETED)
-            if not line.done():
-                line.cancel()
-                pytest.fail("\n".join(["ended without the line that was waited for:", *self.shown]))
-            if match := re.search(pattern, line.result()):
-                return match
-
-    async def until_ready(self) -> str:
-        """Wait for readiness; the gateway's address is returned."""
-        return (await self.until(r"gRPC\s+(\S+:\d+)"))[1]
-
-    def children(self) -> list[int]:
-        return [child.pid for child in psutil.Process(self.process.pid).children(recursive=True)]
-
-    async def exit_code(self) -> int:
-        return (await self.process.exit).returncode
-
-
-@asynccontextmanager
-async def orca_up(*options: str) -> AsyncIterator[OrcaUp]:
-    up = OrcaUp()
-    command = [
-        sys.executable,
-        "-m",
-        "services.cli",
-        "up",
-        "--model",
-        MODEL,
-        "--grpc-port",
-        "0",
-        "--http-port",
-        "0",
-        *options,
-    ]
-    up.process = await ServiceProcess.start("up", command, {**os.environ, "COLUMNS": "120"}, up.take)
-    try:
-        yield up
-    finally:
-        up.process.send_signal(signal.SIGKILL)
-        await up.process.exit
-
-
 async def test_it_serves_and_leaves_nothing_behind() -> None:
-    async with orca_up("--stages", "2") as up:
+    async with orca_up(MODEL, "--stages", "2") as up:
         address = await up.until_ready()
         children = up.children()
         assert len(children) == 4, "scheduler, gateway and two workers"
@@ -113,7 +50,7 @@ async def test_it_serves_and_leaves_nothing_behind() -> None:
 
 
 async def test_a_worker_that_dies_is_told_and_ends_it() -> None:
-    async with orca_up() as up:
+    async with orca_up(MODEL) as up:
         await up.until_ready()
         children = up.children()
         (worker,) = (pid for pid in children if "worker" in psutil.Process(pid).cmdline())
@@ -131,7 +68,7 @@ async def test_a_worker_that_dies_is_told_and_ends_it() -> None:
 
 @pytest.mark.parametrize("dying", ["worker", "scheduler"])
 async def test_streams_end_with_an_error_where_a_process_dies(dying: str) -> None:
-    async with orca_up("--grace", "60") as up:
+    async with orca_up(MODEL, "--grace", "60") as up:
         await up.until_ready()
         url = next(found[0] for line in up.shown if (found := re.search(r"http://[\d.]+:\d+", line)))
         (victim,) = (pid for pid in up.children() if dying in psutil.Process(pid).cmdline())
@@ -152,7 +89,7 @@ async def test_streams_end_with_an_error_where_a_process_dies(dying: str) -> Non
 
 
 async def test_no_signal_to_the_supervisor_leaves_a_child_behind() -> None:
-    async with orca_up() as up:
+    async with orca_up(MODEL) as up:
         await up.until_ready()
         children = up.children()
         assert len(children) == 3
@@ -163,7 +100,7 @@ async def test_no_signal_to_the_supervisor_leaves_a_child_behind() -> None:
 
 
 async def test_killed_while_it_starts_it_leaves_no_child_behind() -> None:
-    async with orca_up() as up:
+    async with orca_up(MODEL) as up:
         await up.until("service_listening")
         children = up.children()
         up.process.send_signal(signal.SIGKILL)
@@ -173,7 +110,7 @@ async def test_killed_while_it_starts_it_leaves_no_child_behind() -> None:
 
 
 async def test_it_can_be_stopped_while_it_starts() -> None:
-    async with orca_up() as up:
+    async with orca_up(MODEL) as up:
         await up.until("service_listening")
         children = up.children()
         up.process.send_signal(signal.SIGINT)
@@ -183,7 +120,7 @@ async def test_it_can_be_stopped_while_it_starts() -> None:
 
 
 async def test_a_second_signal_does_not_wait() -> None:
-    async with orca_up("--grace", "600") as up, GatewayClient(await up.until_ready()) as client:
+    async with orca_up(MODEL, "--grace", "600") as up, GatewayClient(await up.until_ready()) as client:
         running = client.generate("hello", GenerateOptions(max_tokens=8000, ignore_eos=True))
         await anext(running)
         up.process.send_signal(signal.SIGINT)
@@ -196,7 +133,7 @@ async def test_a_second_signal_does_not_wait() -> None:
 async def test_a_port_in_use_is_told_before_anything_is_started() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        async with orca_up("--grpc-port", str(port)) as up:
+        async with orca_up(MODEL, "--grpc-port", str(port)) as up:
             assert await up.exit_code() == 1
     (line,) = up.shown
     assert line.startswith(f"error: port {port} of 127.0.0.1 is in use: stop the program that listens there")
@@ -204,7 +141,7 @@ async def test_a_port_in_use_is_told_before_anything_is_started() -> None:
 
 
 async def test_a_model_that_cannot_be_loaded_is_told_in_words() -> None:
-    async with orca_up("--model", "random:no-such-shape") as up:
+    async with orca_up("random:no-such-shape") as up:
         assert await up.exit_code() == 1
     assert not [line for line in up.shown if "Traceback" in line]
     assert "no-such-shape" in up.shown[-2]
