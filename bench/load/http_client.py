@@ -132,8 +132,10 @@ class HttpClient:
             ) from error
         except ssl.SSLError as error:
             raise UnavailableError(f"{endpoint.url} does not speak TLS as we do: {error.reason}") from error
+        except ConnectionRefusedError as error:
+            raise UnavailableError(f"nothing answers at {endpoint.url}: is the server there?") from error
         except OSError as error:
-            raise UnavailableError(f"nothing answers at {endpoint.url}: {error.strerror or error}") from error
+            raise UnavailableError(f"no connection to {endpoint.url}: {error.strerror or error}") from error
         return connection
 
 

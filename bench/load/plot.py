@@ -79,6 +79,8 @@ def _normalised(run: Run) -> list[float]:
 
 def _cumulative(axes: Axes, name: str, runs: Sequence[Run], values_ms: Sequence[Sequence[float]]) -> None:
     """Draw which part of the values is at most so much, a line for each run."""
+    from matplotlib.ticker import LogLocator, NullFormatter
+
     for run, values in zip(runs, values_ms, strict=True):
         if values:
             axes.step(np.sort(values), np.arange(1, len(values) + 1) / len(values), where="post", label=str(run.level))
@@ -89,6 +91,9 @@ def _cumulative(axes: Axes, name: str, runs: Sequence[Run], values_ms: Sequence[
     positive = [value for values in values_ms for value in values if value > 0]
     if positive and max(positive) > _WIDE * min(positive):
         axes.set_xscale("log")
+        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.xaxis.set_major_formatter("{x:g}")
+        axes.xaxis.set_minor_formatter(NullFormatter())
     if axes.lines:
         axes.legend()
 

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import resource
 import signal
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -151,6 +152,9 @@ def _write(benchmark: "Benchmark", found: dict[str, Any], path: "Path", label: s
 def _run(measuring: "Coroutine[Any, Any, Benchmark]") -> "Benchmark":
     from shared.lifecycle import new_event_loop
 
+    # Each request in flight over HTTP has a connection; the usual limit of 1,024 files would be found out as failures.
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
         return runner.run(measuring)
 
