@@ -27,6 +27,7 @@ SERVICES = {"gateway", "scheduler", "worker"}
 SEES_PB = {
     # Servicers and typed clients; ``shared/codec`` as a whole comes on top.
     "bench/gateway_cost.py",
+    "bench/profile_parts.py",
     "shared/client.py",
     "shared/worker_client.py",
     "services/gateway/app.py",
