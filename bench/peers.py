@@ -17,7 +17,7 @@ OpenVINO, tuned              the same with 512 tokens in an iteration (any promp
 ===========================  ==========================================================================================
 
 Of settings of one product the best counts, load by load. Each peer is installed by pip into an environment of its own
-under ``$ORCA_HOME/peers`` (3 GB with both); pip must find torch's build for CPUs. vLLM gets the weights of the GGUF
+under ``$ORCA_HOME/peers`` (4 GB with both); pip must find torch's build for CPUs. vLLM gets the weights of the GGUF
 file in bfloat16. Every run is one JSON line in the file of results, with machine, versions and settings; the table is
 printed at the end, and again by ``--table``.
 """
