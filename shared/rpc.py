@@ -75,6 +75,10 @@ _SERVER_OPTIONS: list[tuple[str, Any]] = [
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     # A second server on a taken port must fail, not steal calls.
     ("grpc.so_reuseport", 0),
+    # Calls that come faster than Python takes them wait. Of more than 1,000 the library would drop some at random, as
+    # CANCELLED, before the service could say that it is full.
+    ("grpc.server.max_pending_requests", 10_000),
+    ("grpc.server.max_pending_requests_hard_limit", 20_000),
     # Pings are permitted more often than any client of ours sends them, also between calls.
     ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),

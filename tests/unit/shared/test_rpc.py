@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -122,6 +123,13 @@ async def test_large_messages_pass_and_larger_ones_do_not() -> None:
         with pytest.raises(aio.AioRpcError) as failure:
             await tokenize(channel, "x" * (MAX_MESSAGE_BYTES + 1))
         assert failure.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+async def test_a_burst_of_calls_is_answered_whole() -> None:
+    """The library by itself drops calls at random, as CANCELLED, once 1,000 wait to be taken."""
+    async with serving() as (_, channel):
+        answers = await asyncio.gather(*(tokenize(channel, "four") for _ in range(2000)))
+    assert [list(answer.token_ids) for answer in answers] == [[4]] * 2000
 
 
 async def test_readiness_is_a_statement_of_the_service() -> None:
