@@ -28,6 +28,7 @@ from shared.model.source import GgufFile
 from shared.model.store import resolve
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
 RESULT = RunResult(
@@ -267,3 +268,77 @@ class TestExport:
     def test_other_models_are_refused(self) -> None:
         with pytest.raises(ModelError, match="only plain Llamas"):
             hf_export.parameter_shapes(ModelConfig.from_shape("gpt2"))
+
+
+class FakeSystem:
+    """Answers everything at once, and writes down what it was given."""
+
+    versions: Mapping[str, str] = {"fake": "1"}
+    settings: Mapping[str, Any] = {}
+
+    def __init__(self, name: str, log: list[tuple[str, int]], *, fails: bool = False) -> None:
+        self.name = name
+        self.product = name
+        self._log = log
+        self._fails = fails
+
+    async def measure(self, workload: systems.Workload) -> list[RequestRecord]:
+        self._log.append((self.name, workload.in_flight))
+        if self._fails:
+            raise OrcaError("it cannot")
+        return [
+            systems.record_of([index, 0, list(range(1, request.max_tokens + 1)), request.max_tokens], workload.trace)
+            for index, request in enumerate(workload.trace)
+        ]
+
+    async def close(self) -> None:
+        self._log.append((self.name, 0))
+
+
+class TestCompare:
+    async def test_systems_take_turns_at_each_load_and_are_closed(self, tmp_path: Path) -> None:
+        log: list[tuple[str, int]] = []
+        both = [FakeSystem("a", log), FakeSystem("b", log)]
+        path = tmp_path / "peers.jsonl"
+        await peers.compare(both, Machine.this(), {1: 2, 16: 3}, 2, seed=0, path=path)
+        assert log == [("a", 1), ("b", 1), ("a", 16), ("b", 16)] * 2 + [("b", 0), ("a", 0)]
+        written = read(path)
+        assert [(run.repetition, run.in_flight, run.system) for run in written[:4]] == [
+            (1, 1, "a"),
+            (1, 1, "b"),
+            (1, 16, "a"),
+            (1, 16, "b"),
+        ]
+        assert [run.num_requests for run in written] == [2, 2, 3, 3] * 2
+        assert latest(written) == written
+
+    async def test_one_that_fails_ends_it_and_what_was_measured_stays(self, tmp_path: Path) -> None:
+        log: list[tuple[str, int]] = []
+        both = [FakeSystem("a", log), FakeSystem("b", log, fails=True)]
+        path = tmp_path / "peers.jsonl"
+        with pytest.raises(OrcaError, match="it cannot"):
+            await peers.compare(both, Machine.this(), {1: 2}, 1, seed=0, path=path)
+        assert log[-2:] == [("b", 0), ("a", 0)]
+        assert [run.system for run in read(path)] == ["a"]
+
+
+class TestArguments:
+    @pytest.mark.parametrize(
+        ("given", "requests"),
+        [
+            ([], {1: 12, 16: 48, 64: 128}),
+            (["--concurrency", "16", "32"], {16: 48, 32: 64}),
+            (["--concurrency", "1", "4", "--requests", "5", "6"], {1: 5, 4: 6}),
+        ],
+    )
+    def test_requests_by_load(
+        self, monkeypatch: pytest.MonkeyPatch, given: list[str], requests: dict[int, int]
+    ) -> None:
+        monkeypatch.setattr(sys, "argv", ["peers", *given])
+        assert peers.arguments().requests == requests
+
+    @pytest.mark.parametrize("given", [["--requests", "3"], ["--repetitions", "0"], ["--concurrency", "0"]])
+    def test_what_makes_no_sense_is_refused(self, monkeypatch: pytest.MonkeyPatch, given: list[str]) -> None:
+        monkeypatch.setattr(sys, "argv", ["peers", *given])
+        with pytest.raises(SystemExit, match="2"):
+            peers.arguments()
