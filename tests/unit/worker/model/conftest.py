@@ -189,7 +189,7 @@ class Mesh:
 MakeMesh = Callable[..., Mesh]
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def make_mesh() -> MakeMesh:
     """Build a mesh of stages and ranks: make_mesh(source, num_stages, tp_size)."""
     return Mesh
