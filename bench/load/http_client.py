@@ -83,7 +83,8 @@ class HttpClient:
     ) -> HttpAnswer:
         """Ask and wait for the end of the answer; ``on_body(data, time_ns)`` gets the body of one that is 200.
 
-        Being cancelled closes the connection, and so does an ``OrcaError`` of ``on_body``, which is raised here.
+        Being cancelled closes the connection, and so does an ``OrcaError`` of ``on_body``, which is raised here. Where
+        a kept connection breaks before anything of an answer has come, as servers close idle ones, another is tried.
 
         Raises:
             UnavailableError: nobody listens there, or the connection broke.

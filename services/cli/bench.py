@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 
 __all__ = ["bench"]
 
+_MAX_FILES = 65_536
+
 bench = typer.Typer(name="bench", help="Measure servers.", no_args_is_help=True)
 
 
@@ -153,8 +155,9 @@ def _run(measuring: "Coroutine[Any, Any, Benchmark]") -> "Benchmark":
     from shared.lifecycle import new_event_loop
 
     # Each request in flight over HTTP has a connection; the usual limit of 1,024 files would be found out as failures.
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _MAX_FILES if hard == resource.RLIM_INFINITY else min(hard, _MAX_FILES)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, wanted), hard))
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
         return runner.run(measuring)
 

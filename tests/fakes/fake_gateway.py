@@ -119,12 +119,14 @@ class FakeGateway(gateway_pb2_grpc.GatewayServicer):
 
 
 @contextlib.contextmanager
-def serving(gateway: FakeGateway) -> Iterator[FakeGateway]:
+def serving(gateway: FakeGateway, tls: grpc.ServerCredentials | None = None) -> Iterator[FakeGateway]:
     """Have a gateway served at a free port."""
     with ThreadPoolExecutor(32) as pool:
         server = grpc.server(pool)
         gateway_pb2_grpc.add_GatewayServicer_to_server(gateway, server)
-        gateway.address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+        free = "127.0.0.1:0"
+        port = server.add_insecure_port(free) if tls is None else server.add_secure_port(free, tls)
+        gateway.address = f"127.0.0.1:{port}"
         server.start()
         try:
             yield gateway

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any, cast
 
+import grpc
 import pytest
 
 from bench.load.client import find_model, open_client
@@ -18,10 +19,13 @@ from bench.load.words import text_of
 from shared.clock import ManualClock
 from shared.errors import ConfigError, OverloadedError, UnauthenticatedError, UnavailableError
 from shared.generation import ChatRequest, Delta, GenerateOptions, GenerateRequest
+from shared.tls import TlsFiles
+from tests.certificates import Authority
 from tests.fakes.fake_gateway import ANSWER, INFO, FakeGateway, serving
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Iterator
+    from pathlib import Path
 
     from shared.client import GatewayClient
 
@@ -100,6 +104,22 @@ async def test_the_model_is_found(gateway: FakeGateway) -> None:
 async def test_tls_where_there_is_none(gateway: FakeGateway) -> None:
     with pytest.raises(UnavailableError):
         await find_model(Endpoint.parse(f"grpcs://{gateway.address}"))
+
+
+async def test_over_tls(tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    pair = authority.pair()
+    files = TlsFiles(pair.certificate, pair.private_key, authority.file)
+    loaded = files.load()
+    assert loaded.private_key is not None
+    assert loaded.certificate is not None
+    own = [(loaded.private_key, loaded.certificate)]
+    credentials = grpc.ssl_server_credentials(own, loaded.authorities, require_client_auth=True)
+    with serving(FakeGateway(), credentials) as gateway:
+        endpoint = Endpoint.parse(f"grpcs://{gateway.address}", tls=files)
+        assert (await find_model(endpoint)).name == "tiny"
+        async with open_client(endpoint, RequestOptions("tiny")) as client:
+            assert [record.error for record in await run_load(client, TRACE)] == ["", ""]
 
 
 async def test_there_is_no_body_for_more_fields() -> None:
