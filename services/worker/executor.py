@@ -20,7 +20,7 @@ import torch
 from services.worker.outcome import Outcome
 from services.worker.preparation import StepPreparer, makes_logits, samples_tokens
 from services.worker.sampling.prompt_scores import PromptScores, score_prompt
-from services.worker.sampling.sampler import choose
+from services.worker.sampling.sampler import ChosenTokens, choose
 from services.worker.sequences import MAX_ROWS
 from shared.errors import EngineLostError, OrcaError
 from shared.log import get_logger
@@ -29,9 +29,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from services.worker.joining import Assembly
-    from services.worker.loading import RunnableStage
+    from services.worker.loading import LoadedStage
     from services.worker.preparation import PreparedStep
-    from services.worker.sampling.sampler import ChosenTokens
     from shared.clock import Clock
     from shared.messages import JoinRequest, StepPlan
 
@@ -155,17 +154,22 @@ class Executor:
         chosen, prompt_scores = None, list[PromptScores]()
         if self._makes_logits:
             prompt_scores = [score_prompt(piece, hidden, stage.logits) for piece in step.prompt_pieces]
-            chosen = self._sample(step, stage, hidden)
+            chosen = self._sample(step, assembly.loaded, hidden)
             ended_ns = self._clock.now_ns()
         self._untold.append(Outcome(plan, arrival.received_ns, started_ns, ended_ns, chosen, prompt_scores))
 
-    def _sample(self, step: PreparedStep, stage: RunnableStage, hidden: Tensor) -> ChosenTokens | None:
+    def _sample(self, step: PreparedStep, loaded: LoadedStage, hidden: Tensor) -> ChosenTokens | None:
         if not len(step.sampled_rows):
             return None
-        logits = stage.logits(hidden[step.inputs.sample_rows])  # all ranks together, even those that do not sample
-        if not self._samples:
-            return None
-        chosen = choose(logits, step.sampling, step.wishes)
+        if step.is_greedy and loaded.greedy is not None:
+            token_ids, invalid = loaded.greedy(hidden, step.inputs.sample_rows)
+            chosen = ChosenTokens(token_ids, token_ids.tolist(), invalid, None)
+        else:
+            rows = hidden[step.inputs.sample_rows]
+            logits = loaded.stage.logits(rows)  # all ranks together, even those that do not sample
+            if not self._samples:
+                return None
+            chosen = choose(logits, step.sampling, step.wishes)
         self._last_token_ids.index_copy_(0, step.sampled_rows, chosen.on_device)
         return chosen
 

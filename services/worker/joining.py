@@ -180,3 +180,5 @@ def _warm_up(loaded: LoadedStage, kv: KvCache, communicator: Communicator, *, is
     communicator.send(hidden)
     if is_last:
         loaded.stage.logits(hidden[batch.sample_rows])
+        if loaded.greedy is not None:
+            loaded.greedy(hidden, batch.sample_rows)

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from kernels.native.head import GreedyHead
     from kernels.native.library import NativeKernels
     from services.worker.batch import ForwardBatch
     from shared.messages import JoinRequest
@@ -90,6 +91,8 @@ class LoadedStage:
     """What grammars are made of."""
     allocate_kv: Callable[[int, int], KvCache]
     """K/V of (num_blocks, block_size); ``ConfigError`` where it does not fit."""
+    greedy: GreedyHead | None = None
+    """On the last stage: chooses the most likely tokens without logits, where the kernels can."""
 
 
 def place_of(request: JoinRequest, device: torch.device) -> Place:
@@ -176,6 +179,7 @@ def _load(place: Place, source: ModelSource, progress: Callable[[int, int], None
         block_bytes=block_bytes,
         vocabulary=Vocabulary(lambda: load_tokenizer(source), config.vocab_size),
         allocate_kv=allocate_kv,
+        greedy=stage.greedy(),
     )
 
 

@@ -65,6 +65,8 @@ class PreparedStep:
     """Of the same S sequences."""
     wishes: list[tuple[int, Wishes]]
     """Of those of the S sequences that have any, with their places, rising."""
+    is_greedy: bool
+    """Whether the largest logit of each of them is all that matters."""
     prompt_pieces: list[PromptPiece]
     """Tokens of prompts to score."""
 
@@ -114,12 +116,15 @@ class StepPreparer:
         if not batch.rows.size:
             return None
         flat = flatten(batch)
+        sampling = sampling_columns(self._table, batch)
+        wishes = self._wishes_of(batch) if self._wishes else []
         return PreparedStep(
             inputs=forward_batch(self._table, batch, flat, self._device),
             late=self._late_tokens(flat),
             sampled_rows=self._column(batch.rows[batch.samples]),
-            sampling=sampling_columns(self._table, batch),
-            wishes=self._wishes_of(batch) if self._wishes else [],
+            sampling=sampling,
+            wishes=wishes,
+            is_greedy=not wishes and bool(sampling.greedy().all()),
             prompt_pieces=self._prompt_pieces(batch, flat) if self._scored_prompts else [],
         )
 

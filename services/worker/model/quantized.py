@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from kernels.native.head import GreedyHead
 from kernels.native.library import (
     DIM_MULTIPLE,
     GROUP,
@@ -190,6 +191,13 @@ class QuantizedHead:
         vocab = self.vocab
         part = vocab.kernels.linear(hidden_rows.contiguous(), vocab.table, self.norm.weight, self.norm.eps)
         return vocab.tp.gather_last_dim(part)[:, : self.vocab_size]
+
+    def greedy(self) -> GreedyHead | None:
+        """Return the same without logits; None where ranks share the vocabulary."""
+        vocab = self.vocab
+        if vocab.tp.size > 1 or vocab.table.n != self.vocab_size:
+            return None
+        return GreedyHead(vocab.kernels, vocab.table, self.norm.weight, self.norm.eps)
 
 
 def _norm(norm: RmsNorm | None) -> CNorm:

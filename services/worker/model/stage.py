@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from kernels.native.head import GreedyHead
     from kernels.native.library import NativeKernels
     from services.worker.batch import ForwardBatch
     from services.worker.kv_cache import KvCache
@@ -57,6 +58,9 @@ class StageModel(Protocol):
 
         ``hidden_rows`` are rows of ``forward``'s output: ``out[batch.sample_rows]``.
         """
+
+    def greedy(self) -> GreedyHead | None:
+        """Return how to choose the most likely tokens without logits; None where there is no such way."""
 
 
 class _Decoder(Protocol):
@@ -107,6 +111,9 @@ class _Stage:
             raise ValueError("only the last stage has an output head")
         with torch.inference_mode():
             return self.head(hidden_rows)
+
+    def greedy(self) -> GreedyHead | None:
+        return self.head.greedy() if isinstance(self.head, QuantizedHead) else None
 
 
 def load_stage(

@@ -49,6 +49,11 @@ class SamplingColumns:
     position: _Column
     """int64, place of the token that is sampled in its sequence."""
 
+    def greedy(self) -> _Column:
+        """Return for each row whether nothing but its largest logit has a chance, bool."""
+        greedy: _Column = (self.temperature < MIN_TEMPERATURE) | (self.top_k == 1) | (self.min_p >= 1.0)
+        return greedy
+
     def take(self, rows: _Column) -> SamplingColumns:
         """Return the parameters of some rows."""
         return SamplingColumns(
@@ -76,7 +81,7 @@ def draw(logits: Tensor, columns: SamplingColumns) -> Sampled:
         logits = logits.float()
         token_ids = kernels.argmax(logits)
         peaks = logits.gather(-1, token_ids.unsqueeze(-1)).squeeze(-1)
-        greedy = (columns.temperature < MIN_TEMPERATURE) | (columns.top_k == 1) | (columns.min_p >= 1.0)
+        greedy = columns.greedy()
         limited = (columns.top_k > 0) & (columns.top_k < logits.shape[-1])
         ordered = limited | (columns.top_p < 1.0)
         for rows, draw_some in (
