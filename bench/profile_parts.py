@@ -26,9 +26,8 @@ from services.worker.batch import ForwardBatch
 from services.worker.loading import Place, load
 from services.worker.outcome import Outcome
 from services.worker.preparation import StepPreparer
-from services.worker.sampling.drawing import SamplingColumns
 from services.worker.sampling.guidance import Vocabulary
-from services.worker.sampling.sampler import ChosenTokens, choose
+from services.worker.sampling.sampler import ChosenTokens
 from shared.codec.session import session_events_from_pb, session_events_to_pb
 from shared.codec.steps import step_plan_from_pb, step_plan_to_pb, step_result_from_pb, step_result_to_pb
 from shared.config import SchedulingConfig
@@ -72,7 +71,7 @@ class ModelParts:
     other_us: float
     """Norms, rotary embedding, K/V written, activation, quantisation; the embedding, and Python around it."""
     head_us: float
-    sampling_us: float
+    """With the choice of the most likely tokens."""
     products_bytes: int
     products_multiplies: int
     attention_bytes: int
@@ -82,7 +81,7 @@ class ModelParts:
     @property
     def whole_us(self) -> float:
         """All parts."""
-        return self.products_us + self.attention_us + self.other_us + self.head_us + self.sampling_us
+        return self.products_us + self.attention_us + self.other_us + self.head_us
 
 
 class ModelProfiler:
@@ -109,17 +108,16 @@ class ModelProfiler:
         for layer in kv.layers:
             layer.k.zero_()
             layer.v.zero_()
-        columns = _greedy(num_sequences)
-        laps: dict[str, list[float]] = {name: [] for name in ("layers", "head", "sampling", *_TIMINGS)}
+        greedy = self._loaded.greedy
+        assert greedy is not None
+        laps: dict[str, list[float]] = {name: [] for name in ("layers", "head", *_TIMINGS)}
         with torch.inference_mode():
             for _ in range(repeats + _WARM_UP):
                 ctypes.memset(ctypes.byref(self._timings), 0, ctypes.sizeof(self._timings))
                 times = [time.perf_counter()]
                 hidden = stage.forward(batch, None, kv)
                 times.append(time.perf_counter())
-                logits = stage.logits(hidden[batch.sample_rows])
-                times.append(time.perf_counter())
-                choose(logits, columns, [])
+                greedy(hidden, batch.sample_rows)
                 times.append(time.perf_counter())
                 for name, (earlier, later) in zip(laps, itertools.pairwise(times), strict=False):
                     laps[name].append(1e6 * (later - earlier))
@@ -134,7 +132,6 @@ class ModelProfiler:
             attention_us=us["attention"],
             other_us=us["layers"] - us["products"] - us["attention"],
             head_us=us["head"],
-            sampling_us=us["sampling"],
             products_bytes=int(size * (_GROUPS_BYTES if num_sequences <= _FEW_ROWS else 1)),
             products_multiplies=num_sequences * size,
             attention_bytes=num_sequences * context * self._loaded.block_bytes(_BLOCK) // _BLOCK,
@@ -241,9 +238,3 @@ def _decode_batch(num_sequences: int, context: int) -> ForwardBatch:
         sample_rows=np.arange(num_sequences),
         device=_CPU,
     )
-
-
-def _greedy(num_sequences: int) -> SamplingColumns:
-    zeros = np.zeros(num_sequences, np.float32)
-    whole = np.zeros(num_sequences, np.int64)
-    return SamplingColumns(zeros, whole, zeros + 1, zeros, whole.astype(np.uint64), whole)

@@ -33,8 +33,7 @@ def test_parts_and_what_they_do_not_explain_sum_up_to_the_iteration() -> None:
         products_us=6_000.0,
         attention_us=3_000.0,
         other_us=500.0,
-        head_us=1_500.0,
-        sampling_us=200.0,
+        head_us=1_700.0,
         products_bytes=100_000_000,
         products_multiplies=1_000_000_000,
         attention_bytes=80_000_000,
@@ -44,7 +43,7 @@ def test_parts_and_what_they_do_not_explain_sum_up_to_the_iteration() -> None:
     text = tables([Profile(live, parts, {"worker: prepare the step": 80.0})], ROOFLINE)
     assert "| matrix products | 6,000 (5,000) |" in text
     assert "| attention | 3,000 (2,000) |" in text
-    assert "| output head | 1,500 (1,000) |" in text
+    assert "| output head, sampling | 1,700 (1,000) |" in text
     assert "shared | 700 |" in text
     assert "| **one iteration** | **12,000** |" in text
     assert "| output tokens/s | 1,333 |" in text

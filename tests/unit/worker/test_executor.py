@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, cast
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ from tests.fakes.fake_worker_peers import join_request, plan, sequence
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from kernels.native.head import GreedyHead
     from services.worker.batch import ForwardBatch
     from services.worker.kv_cache import KvCache
     from services.worker.outcome import Outcome
@@ -43,7 +45,17 @@ class FakeStage:
         return logits
 
 
-def run(*plans: StepPlan, append: bool = False) -> tuple[list[StepResult], OrcaError | None, Timeline]:
+class NineAlways:
+    """Stands for a greedy head: token 9 for every row but those that end in token 3, which it finds invalid."""
+
+    def __call__(self, hidden: Tensor, rows: Tensor) -> tuple[Tensor, list[int]]:
+        invalid = hidden[rows, 0] == 3
+        return torch.where(invalid, 0, 9), invalid.nonzero().flatten().tolist()
+
+
+def run(
+    *plans: StepPlan, append: bool = False, greedy: NineAlways | None = None
+) -> tuple[list[StepResult], OrcaError | None, Timeline]:
     clock, timeline, results = ManualClock(), Timeline(), list[StepResult]()
 
     def on_step(outcome: Outcome) -> None:
@@ -52,9 +64,10 @@ def run(*plans: StepPlan, append: bool = False) -> tuple[list[StepResult], OrcaE
         if len(results) == len(plans):
             executor.stop()
 
-    executor = Executor(
-        join_request(workers_append_tokens=append), assemble(FakeStage(clock)), clock=clock, on_step=on_step
-    )
+    assembly = assemble(FakeStage(clock))
+    # A head of the compiled kernels is called in the same way.
+    assembly = replace(assembly, loaded=replace(assembly.loaded, greedy=cast("GreedyHead | None", greedy)))
+    executor = Executor(join_request(workers_append_tokens=append), assembly, clock=clock, on_step=on_step)
     for step in plans:
         executor.submit(step, clock.now_ns())
     return results, executor.run(), timeline
@@ -76,6 +89,26 @@ def test_row_with_broken_logits_is_named_and_the_others_go_on(temperature: float
     results, failure, _ = run(prefills([1, 2], [1, 3], [7], sampling=sampling))
     assert failure is None
     assert (results[0].token_ids, results[0].invalid) == ([5, 0, 5], [1])
+
+
+@pytest.mark.parametrize("append", [False, True])
+def test_where_all_are_greedy_nobody_makes_logits(append: bool) -> None:
+    greedy, drawn = SamplingParams(temperature=0.0), SamplingParams(temperature=1.0, top_k=2)
+    results, failure, _ = run(prefills([1, 2], [1, 3], sampling=greedy), append=append, greedy=NineAlways())
+    assert failure is None
+    assert (results[0].token_ids, results[0].invalid) == ([9, 0], [1])
+    for other in (drawn, replace(greedy, num_logprobs=1), replace(greedy, logit_bias=((7, 50.0),))):
+        mixed = plan(
+            0,
+            (0, 0, 1),
+            (1, 0, 1),
+            new_sequences=[sequence(0, [1], greedy), sequence(1, [2], other)],
+            num_new_blocks=[1, 1],
+            new_block_ids=[0, 1],
+        )
+        results, failure, _ = run(mixed, append=append, greedy=NineAlways())
+        assert failure is None
+        assert results[0].token_ids[0] == 5
 
 
 def test_times_are_of_the_compute() -> None:
