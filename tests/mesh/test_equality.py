@@ -133,7 +133,10 @@ ALL_SLOTS, FEW_SLOTS = 8192, 640
 """K/V for all prompts together; and for little more than the longest, so that paged K/V may have to preempt."""
 
 
-async def check(case: Case, topology: Topology, scheduling: SchedulingConfig, *, num_slots: int, alone: int) -> None:
+async def check(
+    case: Case, topology: Topology, scheduling: SchedulingConfig, *, num_slots: int, alone: int, block_size: int = 16
+) -> None:
+    """Blocks of 16 tokens are what our own operations take on CPUs; with smaller ones they are torch's."""
     config = load(resolve(case.model))
     num_layers = len(split_layers(config.num_layers, topology.num_stages)[0])
     num_heads = -(-config.num_kv_heads // topology.tp_size)
@@ -143,7 +146,7 @@ async def check(case: Case, topology: Topology, scheduling: SchedulingConfig, *,
         dtype="float32",
         scheduling=scheduling,
         kv_memory_bytes=num_slots * 2 * num_layers * num_heads * config.head_dim * 4,
-        block_size=16 if num_slots == ALL_SLOTS else 2,
+        block_size=block_size,
     )
     async with (
         LocalMesh(MeshOptions(engine=engine)) as mesh,
@@ -173,19 +176,18 @@ def ids(value: object) -> str | None:
 
 @pytest.mark.parametrize("topology", TOPOLOGIES, ids=ids)
 async def test_tiny_models_as_orca_has_it(tiny: Case, topology: Topology) -> None:
-    await check(tiny, topology, PLAIN, num_slots=ALL_SLOTS, alone=6)
+    await check(tiny, topology, PLAIN, num_slots=ALL_SLOTS, alone=3)
 
 
 @pytest.mark.parametrize("topology", TOPOLOGIES, ids=ids)
 async def test_tiny_models_with_all_that_goes_beyond(tiny: Case, topology: Topology) -> None:
-    await check(tiny, topology, BEYOND, num_slots=FEW_SLOTS, alone=6)
+    await check(tiny, topology, BEYOND, num_slots=FEW_SLOTS, alone=3, block_size=2)
 
 
 @pytest.mark.parametrize("max_batch_size", [1, 5])
-@pytest.mark.parametrize("topology", [Topology(1, 1), Topology(2, 2)], ids=ids)
-async def test_several_batch_sizes(tiny: Case, topology: Topology, max_batch_size: int) -> None:
+async def test_several_batch_sizes(tiny: Case, max_batch_size: int) -> None:
     scheduling = replace(PLAIN, max_batch_size=max_batch_size)
-    await check(tiny, topology, scheduling, num_slots=ALL_SLOTS, alone=1)
+    await check(tiny, Topology(2, 2), scheduling, num_slots=ALL_SLOTS, alone=1)
 
 
 SINGLE_SWITCHES: dict[str, dict[str, Any]] = {
@@ -202,14 +204,14 @@ SINGLE_SWITCHES: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("topology", [Topology(1, 1), Topology(2, 2)], ids=ids)
 async def test_each_switch_by_itself(untied_llama: Case, topology: Topology, switch: str) -> None:
     num_slots = FEW_SLOTS if switch == "paged" else ALL_SLOTS
-    await check(untied_llama, topology, replace(PLAIN, **SINGLE_SWITCHES[switch]), num_slots=num_slots, alone=3)
+    await check(untied_llama, topology, replace(PLAIN, **SINGLE_SWITCHES[switch]), num_slots=num_slots, alone=2)
 
 
 @pytest.mark.parametrize("switch", ["kv_policy", "chunked_prefill", "prefix_cache", "run_ahead", "split_over_stages"])
 @pytest.mark.parametrize("topology", [Topology(1, 2), Topology(3, 1)], ids=ids)
 async def test_all_but_one(untied_llama: Case, topology: Topology, switch: str) -> None:
     scheduling = replace(BEYOND, **{switch: getattr(PLAIN, switch)})
-    await check(untied_llama, topology, scheduling, num_slots=FEW_SLOTS, alone=3)
+    await check(untied_llama, topology, scheduling, num_slots=FEW_SLOTS, alone=2, block_size=2)
 
 
 async def test_smollm2_as_orca_has_it(smollm2: Case) -> None:
