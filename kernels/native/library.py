@@ -218,14 +218,25 @@ class NativeKernels:
             n, k, self._groups.keep(groups) if error < _EXACT else None, self._channels.keep(channels), scales
         )
 
-    def linear(self, x: Tensor, weight: PackedMatrix, norm: Tensor | None = None, eps: float = 0.0) -> Tensor:
-        """Return x [T, k] times the weights, [T, n] float32; with ``norm``, of x / rms(x) * norm."""
+    def linear(
+        self,
+        x: Tensor,
+        weight: PackedMatrix,
+        norm: Tensor | None = None,
+        eps: float = 0.0,
+        *,
+        threads: int | None = None,
+    ) -> Tensor:
+        """Return x [T, k] times the weights, [T, n] float32; with ``norm``, of x / rms(x) * norm.
+
+        ``threads``: torch's number, if None.
+        """
         out = x.new_empty(x.shape[0], weight.n)
         memory = Workspace()  # of this call alone: small, and these functions belong to all threads
         workspace = memory.address(self._linear_bytes(x.shape[0], weight.k))
         norm_address = None if norm is None else norm.data_ptr()
-        threads = torch.get_num_threads()
         packed = byref(weight.as_c())
+        threads = threads or torch.get_num_threads()
         self._linear(packed, x.data_ptr(), x.shape[0], norm_address, eps, out.data_ptr(), workspace, threads)
         return out
 

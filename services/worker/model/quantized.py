@@ -6,6 +6,7 @@ token gets does not depend on what else is in the batch: every sum is taken in t
 
 from __future__ import annotations
 
+import os
 from ctypes import byref
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -44,6 +45,11 @@ if TYPE_CHECKING:
     from shared.model.config import ModelConfig
 
 __all__ = ["QuantizedHead", "QuantizedLayer", "QuantizedLlama", "QuantizedVocab", "quantization_fault"]
+
+_FEW_ROWS = 3
+"""For so many, one thread was quicker than two on two CPUs, measured in a running mesh."""
+_WEIGHTS_PER_THREAD = 1 << 20
+"""Of a layer, times rows."""
 
 
 def quantization_fault(config: ModelConfig, *, tp_size: int, block_size: int) -> str | None:
@@ -87,6 +93,11 @@ class QuantizedLayer:
             down=kernels.pack(weights.down.weight),
         )
 
+    @property
+    def matrices(self) -> tuple[PackedMatrix, ...]:
+        """All that is quantised."""
+        return self.qkv, self.o, self.gate_up, self.down
+
     def as_c(self) -> CLayer:
         """As the kernels take it, without K/V; valid while this object lives."""
         weights, bias = self.weights, self.weights.qkv.bias
@@ -128,6 +139,7 @@ class QuantizedLlama:
             sin.data_ptr(),
         )
         self._layers = (CLayer * len(layers))(*(layer.as_c() for layer in layers))
+        self._layer_size = sum(matrix.n * matrix.k for matrix in layers[0].matrices)
         self._kv: KvCache | None = None
         self._workspace = Workspace()
 
@@ -135,7 +147,7 @@ class QuantizedLlama:
         """Return what comes out of the last layer, [T, hidden] float32; ``hidden`` is left as it is."""
         if kv is not self._kv:
             self._attach(kv)
-        kernels, threads = self._kernels, torch.get_num_threads()
+        kernels, threads = self._kernels, _num_threads(batch.num_tokens, self._layer_size)
         hidden = hidden.clone()
         model, step = byref(self._model), byref(_step(batch, kv.block_size))
         workspace = self._workspace.address(kernels.layers_bytes(model, batch.num_tokens))
@@ -189,7 +201,9 @@ class QuantizedHead:
     def __call__(self, hidden_rows: Tensor) -> Tensor:
         """Return [S, vocab_size] float32; hidden_rows [S, hidden]."""
         vocab = self.vocab
-        part = vocab.kernels.linear(hidden_rows.contiguous(), vocab.table, self.norm.weight, self.norm.eps)
+        threads = _num_threads(hidden_rows.shape[0], vocab.table.n * vocab.table.k)
+        rows = hidden_rows.contiguous()
+        part = vocab.kernels.linear(rows, vocab.table, self.norm.weight, self.norm.eps, threads=threads)
         return vocab.tp.gather_last_dim(part)[:, : self.vocab_size]
 
     def greedy(self) -> GreedyHead | None:
@@ -198,6 +212,16 @@ class QuantizedHead:
         if vocab.tp.size > 1 or vocab.table.n != self.vocab_size:
             return None
         return GreedyHead(vocab.kernels, vocab.table, self.norm.weight, self.norm.eps)
+
+
+def _num_threads(num_rows: int, num_weights: int) -> int:
+    """Return how many threads compute ``num_weights`` weights times some rows.
+
+    They meet after each operation, and one that has lost its CPU holds up all others: for few rows a CPU is left to the
+    control plane, which has as much to do for one request as for many, and no thread gets less than it is worth.
+    """
+    threads = min(torch.get_num_threads(), max(1, num_rows * num_weights // _WEIGHTS_PER_THREAD))
+    return threads if num_rows > _FEW_ROWS else min(threads, max(1, len(os.sched_getaffinity(0)) - 1))
 
 
 def _norm(norm: RmsNorm | None) -> CNorm:
