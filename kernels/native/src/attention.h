@@ -21,17 +21,6 @@ struct AttentionScratch {
   float peak[kMaxQueryRows], sum[kMaxQueryRows];
 };
 
-template <typename Call>
-inline void in_fours(int rows, Call call) {
-  int r = 0;
-  for (; r + 4 <= rows; r += 4) call(r, std::integral_constant<int, 4>());
-  switch (rows - r) {
-    case 3: call(r, std::integral_constant<int, 3>()); break;
-    case 2: call(r, std::integral_constant<int, 2>()); break;
-    case 1: call(r, std::integral_constant<int, 1>()); break;
-  }
-}
-
 // Where a request's unit of 16 tokens lies in the caches of one head.
 inline int64_t offset_of(const Step& step, const Shape& shape, int64_t request, int64_t kv_head, int64_t position) {
   const int64_t block = step.block_tables[request * step.max_blocks + position / step.block_size];
@@ -80,7 +69,7 @@ inline void attend_tile(const Step& step, const Shape& shape, const Kv<Number>& 
         fetch(v_units[u], dim);
         if (ahead < num_keys) fetch(kv.k + offset_of(step, shape, request, kv_head, ahead), dim);
       }
-      in_fours(rows, [&](int r, auto count) {
+      in_pieces<6>(0, rows, [&](int64_t r, auto count) {
         score_rows<count>(kv.k + offset, dim, s.q + r, reinterpret_cast<float(*)[kChunk]>(s.scores[r] + u * kUnit));
       });
     }
@@ -102,7 +91,7 @@ inline void attend_tile(const Step& step, const Shape& shape, const Kv<Number>& 
     if (next && start + kChunk >= num_keys)
       for (int64_t position = 0; position < std::min<int64_t>(kUnitsAhead * kUnit, step.context_lens[next->request]); position += kUnit)
         fetch(kv.k + offset_of(step, shape, next->request, next->kv_head, position), dim);
-    in_fours(rows, [&](int r, auto count) {
+    in_pieces<6>(0, rows, [&](int64_t r, auto count) {
       weigh_all<count>(v_units, dim, keys, s.p + r, s.out + r);
     });
   }

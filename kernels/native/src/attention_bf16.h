@@ -35,7 +35,7 @@ inline void score_rows(const uint16_t* k, int64_t dim, const uint16_t (*q)[kMaxH
   __m512 acc[R];
   for (int r = 0; r < R; ++r) acc[r] = _mm512_setzero_ps();
   for (int64_t d = 0; d < dim / 2; ++d, k += 2 * kUnit)
-#pragma GCC unroll 4
+#pragma GCC unroll 6
     for (int r = 0; r < R; ++r) acc[r] = multiply_pairs(acc[r], k, pair_at(q[r] + 2 * d));
   for (int r = 0; r < R; ++r) _mm512_storeu_ps(scores[r], acc[r]);
 }
@@ -54,7 +54,7 @@ inline void weigh_rows(const uint16_t* const* units, int64_t dim, int64_t first_
       for (int i = 0; i < D * kLanes; ++i) single[2 * i] = v[2 * i], single[2 * i + 1] = 0;
       v = single;
     }
-#pragma GCC unroll 4
+#pragma GCC unroll 6
     for (int r = 0; r < R; ++r)
 #pragma GCC unroll 4
       for (int d = 0; d < D; ++d) acc[r][d] = multiply_pairs(acc[r][d], v + d * 2 * kLanes, pair_at(p[r] + 2 * pair));

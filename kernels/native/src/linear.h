@@ -135,25 +135,6 @@ inline void multiply_channels(const Packed& w, const Rows& rows, int64_t row, in
   }
 }
 
-// Calls call(row, count) for pieces of at most kMost rows, all of nearly the same size; count is a constant.
-template <int kMost, typename Call>
-inline void in_pieces(int64_t row, int64_t end, Call call) {
-  for (int64_t pieces = (end - row + kMost - 1) / kMost; pieces > 0; --pieces) {
-    const int64_t count = (end - row + pieces - 1) / pieces;
-    switch (count) {
-      case 1: call(row, std::integral_constant<int, 1>()); break;
-      case 2: call(row, std::integral_constant<int, 2>()); break;
-      case 3: call(row, std::integral_constant<int, 3>()); break;
-      case 4: call(row, std::integral_constant<int, 4>()); break;
-      case 5: call(row, std::integral_constant<int, 5>()); break;
-      case 6: call(row, std::integral_constant<int, 6>()); break;
-      case 7: call(row, std::integral_constant<int, std::min(kMost, 7)>()); break;
-      case 8: call(row, std::integral_constant<int, std::min(kMost, 8)>()); break;
-    }
-    row += count;
-  }
-}
-
 #if ORCA_AMX
 
 // Up to 32 rows times a pair of tiles, 8 bits, in the processor's matrix unit: the same sums in the same order.

@@ -1,8 +1,10 @@
 // Sixteen float lanes, with what AVX-512 offers or in plain loops that the compiler vectorises for what there is.
 #pragma once
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 
 #if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512VL__) && defined(__AVX512VNNI__)
 #define ORCA_AVX512 1
@@ -48,6 +50,25 @@ inline float half_to_float(const uint8_t* p) {
   std::memcpy(&out, &bits, sizeof out);
   return out;
 #endif
+}
+
+// Calls call(row, count) for pieces of at most kMost rows, all of nearly the same size; count is a constant.
+template <int kMost, typename Call>
+inline void in_pieces(int64_t row, int64_t end, Call call) {
+  for (int64_t pieces = (end - row + kMost - 1) / kMost; pieces > 0; --pieces) {
+    const int64_t count = (end - row + pieces - 1) / pieces;
+    switch (count) {
+      case 1: call(row, std::integral_constant<int, 1>()); break;
+      case 2: call(row, std::integral_constant<int, 2>()); break;
+      case 3: call(row, std::integral_constant<int, 3>()); break;
+      case 4: call(row, std::integral_constant<int, 4>()); break;
+      case 5: call(row, std::integral_constant<int, 5>()); break;
+      case 6: call(row, std::integral_constant<int, 6>()); break;
+      case 7: call(row, std::integral_constant<int, std::min(kMost, 7)>()); break;
+      case 8: call(row, std::integral_constant<int, std::min(kMost, 8)>()); break;
+    }
+    row += count;
+  }
 }
 
 #if ORCA_AVX512
