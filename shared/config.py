@@ -92,7 +92,7 @@ class ObservabilityConfig:
 class SchedulingConfig:
     """How iterations are chosen. ``kv_policy`` "reserve" without chunked prefill is ORCA's Algorithm 1 as it stands."""
 
-    max_batch_size: int = 32
+    max_batch_size: int = 64
     """Requests in one iteration at most (``max_bs`` of ORCA's Algorithm 1)."""
     max_waiting: int = 4096
     """Requests that may wait; one more is refused with RESOURCE_EXHAUSTED."""

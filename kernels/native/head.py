@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from kernels.native.library import CPacked, function
+from kernels.native.threads import threads_for
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -46,6 +47,6 @@ class GreedyHead:
             self._eps,
             tokens.data_ptr(),
             valid.data_ptr(),
-            torch.get_num_threads(),
+            threads_for(len(rows), self._vocab.n * self._vocab.k),
         )
         return tokens, (valid == 0).nonzero().flatten().tolist() if num_invalid else []

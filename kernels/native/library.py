@@ -18,6 +18,7 @@ import torch
 
 from kernels.memory import Arena
 from kernels.native.build import BuildError, build, cpu_flags, instruction_sets
+from kernels.native.threads import threads_for
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -218,25 +219,14 @@ class NativeKernels:
             n, k, self._groups.keep(groups) if error < _EXACT else None, self._channels.keep(channels), scales
         )
 
-    def linear(
-        self,
-        x: Tensor,
-        weight: PackedMatrix,
-        norm: Tensor | None = None,
-        eps: float = 0.0,
-        *,
-        threads: int | None = None,
-    ) -> Tensor:
-        """Return x [T, k] times the weights, [T, n] float32; with ``norm``, of x / rms(x) * norm.
-
-        ``threads``: torch's number, if None.
-        """
+    def linear(self, x: Tensor, weight: PackedMatrix, norm: Tensor | None = None, eps: float = 0.0) -> Tensor:
+        """Return x [T, k] times the weights, [T, n] float32; with ``norm``, of x / rms(x) * norm."""
         out = x.new_empty(x.shape[0], weight.n)
         memory = Workspace()  # of this call alone: small, and these functions belong to all threads
         workspace = memory.address(self._linear_bytes(x.shape[0], weight.k))
         norm_address = None if norm is None else norm.data_ptr()
         packed = byref(weight.as_c())
-        threads = threads or torch.get_num_threads()
+        threads = threads_for(x.shape[0], weight.n * weight.k)
         self._linear(packed, x.data_ptr(), x.shape[0], norm_address, eps, out.data_ptr(), workspace, threads)
         return out
 

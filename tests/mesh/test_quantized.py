@@ -26,13 +26,18 @@ async def test_the_default_model_by_default(topology: Topology) -> None:
         load()
     except KernelsUnavailableError as error:
         pytest.skip(str(error))
-    scheduling = SchedulingConfig(prefix_cache=False, max_batch_tokens=32)
+    scheduling = SchedulingConfig(prefix_cache=False, max_batch_size=16, max_batch_tokens=32)
     engine = EngineConfig(model=DEFAULT_MODEL, topology=topology, scheduling=scheduling)
     async with LocalMesh(MeshOptions(engine=engine)) as mesh, GatewayClient(mesh.gateway_address) as client:
         info = (await client.model_info()).engine
         assert info.dtype == "int8"
-        alone = [(await collect_async(client.generate(prompt, OPTIONS))).choices[0].text for prompt in PROMPTS]
+        first, again = [
+            [(await collect_async(client.generate(prompt, OPTIONS))).choices[0].text for prompt in PROMPTS]
+            for _ in range(2)
+        ]
         together = await asyncio.gather(*(collect_async(client.generate(prompt, OPTIONS)) for prompt in PROMPTS))
-    assert alone[0].startswith(" Paris")
-    # Not near: the same, since a token does not depend on what else is in the batch, nor on how prompts are cut.
-    assert [completion.choices[0].text for completion in together] == alone
+    assert first[0].startswith(" Paris")
+    assert again == first, "the same request in the same circumstances"
+    # An iteration of few tokens uses weights of 4 bits, one of many those of 8: near each other, but not the same.
+    assert together[0].choices[0].text.startswith(" Paris")
+    assert all(completion.usage.num_output_tokens == OPTIONS.max_tokens for completion in together)

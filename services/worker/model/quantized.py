@@ -1,12 +1,13 @@
 """A stage of the Llama family on a CPU with quantised weights: the compiled kernels in the place of torch.
 
-Weights have 4 or 8 bits, activations are float32 between products and 8-bit inside them, K and V are bfloat16. What a
-token gets does not depend on what else is in the batch: every sum is taken in the same order, whatever the batch is.
+Weights have 8 bits, and 4 as well where the file has them so, which serve iterations of few tokens; activations are
+float32 between products and 8-bit inside them, K and V are bfloat16. Every sum is taken in the same order whatever the
+batch is: what a token gets depends on the batch only in whether the iteration has few tokens or many, and not at all
+where weights have 8 bits alone.
 """
 
 from __future__ import annotations
 
-import os
 from ctypes import byref
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -28,6 +29,7 @@ from kernels.native.library import (
     PackedMatrix,
     Workspace,
 )
+from kernels.native.threads import threads_for
 from services.worker.model.linear import embed_over_ranks
 from services.worker.model.partition import heads_of_rank, intermediate_of_rank
 
@@ -45,11 +47,6 @@ if TYPE_CHECKING:
     from shared.model.config import ModelConfig
 
 __all__ = ["QuantizedHead", "QuantizedLayer", "QuantizedLlama", "QuantizedVocab", "quantization_fault"]
-
-_FEW_ROWS = 3
-"""For so many, one thread was quicker than two on two CPUs, measured in a running mesh."""
-_WEIGHTS_PER_THREAD = 1 << 20
-"""Of a layer, times rows."""
 
 
 def quantization_fault(config: ModelConfig, *, tp_size: int, block_size: int) -> str | None:
@@ -147,7 +144,7 @@ class QuantizedLlama:
         """Return what comes out of the last layer, [T, hidden] float32; ``hidden`` is left as it is."""
         if kv is not self._kv:
             self._attach(kv)
-        kernels, threads = self._kernels, _num_threads(batch.num_tokens, self._layer_size)
+        kernels, threads = self._kernels, threads_for(batch.num_tokens, self._layer_size)
         hidden = hidden.clone()
         model, step = byref(self._model), byref(_step(batch, kv.block_size))
         workspace = self._workspace.address(kernels.layers_bytes(model, batch.num_tokens))
@@ -201,9 +198,7 @@ class QuantizedHead:
     def __call__(self, hidden_rows: Tensor) -> Tensor:
         """Return [S, vocab_size] float32; hidden_rows [S, hidden]."""
         vocab = self.vocab
-        threads = _num_threads(hidden_rows.shape[0], vocab.table.n * vocab.table.k)
-        rows = hidden_rows.contiguous()
-        part = vocab.kernels.linear(rows, vocab.table, self.norm.weight, self.norm.eps, threads=threads)
+        part = vocab.kernels.linear(hidden_rows.contiguous(), vocab.table, self.norm.weight, self.norm.eps)
         return vocab.tp.gather_last_dim(part)[:, : self.vocab_size]
 
     def greedy(self) -> GreedyHead | None:
@@ -212,16 +207,6 @@ class QuantizedHead:
         if vocab.tp.size > 1 or vocab.table.n != self.vocab_size:
             return None
         return GreedyHead(vocab.kernels, vocab.table, self.norm.weight, self.norm.eps)
-
-
-def _num_threads(num_rows: int, num_weights: int) -> int:
-    """Return how many threads compute ``num_weights`` weights times some rows.
-
-    They meet after each operation, and one that has lost its CPU holds up all others: for few rows a CPU is left to the
-    control plane, which has as much to do for one request as for many, and no thread gets less than it is worth.
-    """
-    threads = min(torch.get_num_threads(), max(1, num_rows * num_weights // _WEIGHTS_PER_THREAD))
-    return threads if num_rows > _FEW_ROWS else min(threads, max(1, len(os.sched_getaffinity(0)) - 1))
 
 
 def _norm(norm: RmsNorm | None) -> CNorm:

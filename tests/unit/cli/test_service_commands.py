@@ -143,8 +143,8 @@ def test_scheduling_switches(orca: Callable[..., Outcome], started: Started) -> 
     assert started.config.engine.scheduling == SchedulingConfig(
         kv_policy="reserve", chunked_prefill=False, prefix_cache=False, run_ahead=0
     )
-    orca("scheduler", "--max-batch-tokens", "40", "--no-split-over-stages")
-    assert started.config.engine.scheduling == SchedulingConfig(max_batch_tokens=40, split_over_stages=False)
+    orca("scheduler", "--max-batch-tokens", "140", "--no-split-over-stages")
+    assert started.config.engine.scheduling == SchedulingConfig(max_batch_tokens=140, split_over_stages=False)
 
 
 def test_worker(orca: Callable[..., Outcome], started: Started) -> None:
