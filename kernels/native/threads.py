@@ -19,6 +19,6 @@ _WEIGHTS_PER_THREAD = 1 << 20
 
 
 def threads_for(num_rows: int, num_weights: int) -> int:
-    """Return how many threads multiply some rows by ``num_weights`` weights before they meet: torch's number at most."""
+    """Return how many threads multiply some rows by ``num_weights`` weights before they meet; at most torch's."""
     threads = min(torch.get_num_threads(), max(1, num_rows * num_weights // _WEIGHTS_PER_THREAD))
     return threads if num_rows > _FEW_ROWS else min(threads, max(1, len(os.sched_getaffinity(0)) - 1))
