@@ -7,6 +7,7 @@ to those who ask (Linux's usual "madvise"), asking is all it takes; elsewhere th
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import threading
 
@@ -21,13 +22,16 @@ _LINE = 64
 
 
 def huge_pages(num_bytes: int) -> Tensor:
-    """Return [num_bytes] uint8, zeros that cost no memory until they are written. Raises ``MemoryError``."""
+    """Return [num_bytes] uint8, zeros; the first write to a page takes all of it. Raises ``MemoryError``."""
     memory, start = _map(num_bytes)
     return torch.frombuffer(memory, dtype=torch.uint8)[start : start + num_bytes]
 
 
 class Arena:
-    """Keeps tensors that are made once side by side in huge pages. Memory goes back with the last tensor of a chunk."""
+    """Keeps tensors that are made once side by side in huge pages.
+
+    A chunk's memory goes back with its last tensor, the newest chunk's with the arena.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -55,5 +59,6 @@ def _map(num_bytes: int) -> tuple[mmap.mmap, int]:
     except (OSError, OverflowError) as error:
         raise MemoryError(f"{num_bytes} bytes cannot be had") from error
     if hasattr(mmap, "MADV_HUGEPAGE"):
-        memory.madvise(mmap.MADV_HUGEPAGE)
+        with contextlib.suppress(OSError):  # a system built without them
+            memory.madvise(mmap.MADV_HUGEPAGE)
     return memory, -torch.frombuffer(memory, dtype=torch.uint8).data_ptr() % _PAGE

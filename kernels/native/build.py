@@ -71,13 +71,16 @@ def build(chosen: InstructionSet, cache: Path) -> Path:
         raise BuildError("there is no C++ compiler; install g++")
     sources = sorted(_SOURCES.iterdir())
     key = hashlib.sha256()
-    for part in (compiler, *_FLAGS, *chosen.flags):
+    for part in (compiler, _version(compiler), *_FLAGS, *chosen.flags):
         key.update(part.encode() + b"\0")
     for source in sources:
         key.update(source.name.encode() + b"\0" + source.read_bytes())
     library = cache / f"orca-{chosen.name}-{key.hexdigest()[:16]}.so"
     if library.exists():
         return library
+    failed = library.with_suffix(".failed")
+    if failed.exists():
+        raise BuildError(f"{failed.read_text(encoding='utf-8')} (found before; to try again, delete {failed})")
     try:
         cache.mkdir(parents=True, exist_ok=True)
         with (cache / "lock").open("w") as lock:
@@ -87,6 +90,15 @@ def build(chosen: InstructionSet, cache: Path) -> Path:
     except OSError as error:
         raise BuildError(f"{cache} cannot be written: {error.strerror}; set XDG_CACHE_HOME to where it can") from error
     return library
+
+
+def _version(compiler: str) -> str:
+    """What changes when the compiler does."""
+    try:
+        found = Path(compiler).resolve().stat()
+    except OSError:
+        return ""
+    return f"{found.st_size} {found.st_mtime_ns}"
 
 
 def _compile(compiler: str, chosen: InstructionSet, sources: list[Path], library: Path) -> None:
@@ -100,7 +112,11 @@ def _compile(compiler: str, chosen: InstructionSet, sources: list[Path], library
         if done.returncode:
             first = next((line for line in done.stderr.splitlines() if "error" in line), done.stderr.strip()[:200])
             raise BuildError(f"{compiler} failed: {first}")
-        _check(output)
+        try:
+            _check(output)
+        except BuildError as error:
+            library.with_suffix(".failed").write_text(str(error), encoding="utf-8")
+            raise
         output.replace(library)  # in one piece: who loads it finds all of it or nothing
 
 

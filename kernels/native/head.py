@@ -47,6 +47,6 @@ class GreedyHead:
             self._eps,
             tokens.data_ptr(),
             valid.data_ptr(),
-            threads_for(len(rows), self._vocab.n * self._vocab.k),
+            threads_for(len(rows)),
         )
         return tokens, (valid == 0).nonzero().flatten().tolist() if num_invalid else []

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "DIM_MULTIPLE",
-    "GROUP",
+    "INTERMEDIATE_MULTIPLE",
     "MAX_HEAD_DIM",
     "UNIT",
     "CKv",
@@ -44,8 +44,8 @@ __all__ = [
     "load",
 ]
 
-GROUP = 32
-"""Columns that share a scale in the 4-bit form."""
+INTERMEDIATE_MULTIPLE = 32
+"""Columns of gate and of up, each, are a multiple of it."""
 UNIT = 16
 """Tokens that lie together in K and V; block sizes are multiples of it."""
 MAX_HEAD_DIM = 256
@@ -173,6 +173,8 @@ class NativeKernels:
     def __init__(self, path: Path, name: str) -> None:
         self.name = name
         """Of the instruction set, for logs."""
+        self.failures: tuple[str, ...] = ()
+        """Why better instruction sets of this machine are not used."""
         self.library = library = ctypes.CDLL(str(path))
         """Of which ``operations`` knows other functions."""
         self._groups, self._channels = Arena(), Arena()  # each read in order, layer by layer
@@ -226,7 +228,7 @@ class NativeKernels:
         workspace = memory.address(self._linear_bytes(x.shape[0], weight.k))
         norm_address = None if norm is None else norm.data_ptr()
         packed = byref(weight.as_c())
-        threads = threads_for(x.shape[0], weight.n * weight.k)
+        threads = threads_for(x.shape[0])
         self._linear(packed, x.data_ptr(), x.shape[0], norm_address, eps, out.data_ptr(), workspace, threads)
         return out
 
@@ -252,14 +254,25 @@ def function(pointer: ctypes._NamedFuncPointer, result: type | None, *arguments:
     return pointer
 
 
-@functools.cache
 def load() -> NativeKernels:
     """Return this machine's kernels, compiled now if need be. Raises ``KernelsUnavailableError``."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "orca" / "kernels"
-    failure: Exception | None = None
+    kernels = _load()
+    if isinstance(kernels, str):
+        raise KernelsUnavailableError(kernels)
+    return kernels
+
+
+@functools.cache
+def _load() -> NativeKernels | str:
+    """The best kernels that can be had, or why there are none: tried once."""
+    failures = []
     for chosen in instruction_sets(cpu_flags()):
         try:
-            return NativeKernels(build(chosen, cache), chosen.name)
+            cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "orca" / "kernels"
+            kernels = NativeKernels(build(chosen, cache), chosen.name)
         except (BuildError, OSError, RuntimeError) as error:
-            failure = failure or error
-    raise KernelsUnavailableError(str(failure)) from failure
+            failures.append(f"{chosen.name}: {error}")
+        else:
+            kernels.failures = tuple(failures)
+            return kernels
+    return failures[0].partition(": ")[2]

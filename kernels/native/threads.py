@@ -14,11 +14,15 @@ __all__ = ["threads_for"]
 
 _FEW_ROWS = 3
 """For so many, one thread was quicker than two on two CPUs, in a running mesh (docs/performance.md)."""
-_WEIGHTS_PER_THREAD = 1 << 20
-"""Times rows; less is not worth a thread."""
 
 
-def threads_for(num_rows: int, num_weights: int) -> int:
-    """Return how many threads multiply some rows by ``num_weights`` weights before they meet; at most torch's."""
-    threads = min(torch.get_num_threads(), max(1, num_rows * num_weights // _WEIGHTS_PER_THREAD))
-    return threads if num_rows > _FEW_ROWS else min(threads, max(1, len(os.sched_getaffinity(0)) - 1))
+def threads_for(num_rows: int) -> int:
+    """Return how many threads compute an iteration of so many rows: torch's number at most.
+
+    The same for its layers and its head: OpenMP ends the threads that a smaller team does not need.
+    """
+    threads = torch.get_num_threads()
+    if num_rows > _FEW_ROWS:
+        return threads
+    num_cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(threads, max(1, num_cpus - 1))

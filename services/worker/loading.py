@@ -202,6 +202,8 @@ def _choose_numbers(place: Place, config: ModelConfig) -> Numbers:
     if on_cpu:  # whatever the type: without them, every operation is torch's
         try:
             kernels = native.load()
+            if kernels.failures:
+                get_logger().warning("kernels_passed_over", used=kernels.name, reasons=kernels.failures)
         except native.KernelsUnavailableError as unavailable:
             missing = str(unavailable)
             get_logger().info("kernels_unavailable", reason=missing)

@@ -44,6 +44,7 @@ struct AmxTiles {
       config[16 + 2 * i] = 64;  // bytes of a row
       config[48 + i] = 16;      // rows
     }
+    asm volatile("" ::"r"(config) : "memory");  // GCC does not know that all of it is read
     _tile_loadconfig(config);
   }
   ~AmxTiles() {
@@ -57,6 +58,7 @@ struct AmxTiles {
 inline void amx_multiply(const int8_t* x, int64_t stride, int64_t count, const uint8_t* first, const uint8_t* second,
                          int32_t (*dot)[2][kLanes]) {
   constexpr int kStride = 2 * kLanes * sizeof(int32_t);
+  asm volatile("" ::: "memory");  // nor that tile loads read memory
   _tile_loadd(6, first, 64);
   _tile_loadd(7, second, 64);
   _tile_zero(0);

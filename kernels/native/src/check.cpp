@@ -1,6 +1,8 @@
-// The library tries itself: products of every size and form against plain arithmetic on the same quantised numbers.
+// The library tries itself: products of every size and form against plain arithmetic on the same quantised numbers, and
+// attention.
 #include <vector>
 
+#include "attention.h"
 #include "pack.h"
 
 using namespace orca;
@@ -10,14 +12,19 @@ using namespace orca;
 #define ORCA_MISTAKE
 #endif
 
-extern "C" int orca_check() {
-  ORCA_MISTAKE;
+namespace {
+
+struct Random {
+  uint32_t state = 1;
+  float operator()() { return static_cast<float>((state = state * 1664525u + 1013904223u) >> 8) / 8388608.0f - 1.0f; }
+};
+
+bool products_are_right() {
   constexpr int64_t n = 72, k = 160, most = 41;
   const Packed shape{nullptr, nullptr, nullptr, n, k};
   std::vector<uint8_t> groups(shape.num_tiles() * shape.groups_tile_bytes()), channels(shape.num_tiles() * shape.channels_tile_bytes());
   std::vector<float> weights(n * k), scales(shape.num_tiles() * kLanes), x(most * k);
-  uint32_t state = 1;
-  const auto random = [&] { return static_cast<float>((state = state * 1664525u + 1013904223u) >> 8) / 8388608.0f - 1.0f; };
+  Random random;
   for (float& value : weights) value = random();
   for (float& value : x) value = random();
   const Packed all{groups.data(), channels.data(), scales.data(), n, k};
@@ -32,7 +39,7 @@ extern "C" int orca_check() {
   const Rows rows{q.data(), scale.data(), start.data(), sum.data(), padded_k};
   for (int64_t row = 0; row < most; ++row) quantize_row(x.data() + row * k, k, rows, row);
   for (const Packed& w : {all, Packed{nullptr, channels.data(), scales.data(), n, k}})
-    for (const int64_t num_rows : {int64_t{1}, int64_t{5}, kFewRows, int64_t{20}, most}) {
+    for (const int64_t num_rows : {int64_t{1}, int64_t{5}, kFewRows, int64_t{13}, int64_t{20}, most}) {
       [[maybe_unused]] const AmxTiles tiles;
       linear_in_team(w, rows, num_rows, {y.data(), n});
       const Packed used{num_rows <= kFewRows ? w.groups : nullptr, w.channels, w.scales, n, k};
@@ -42,9 +49,49 @@ extern "C" int orca_check() {
           double expected = 0.0;
           for (int64_t i = 0; i < k; ++i)
             expected += static_cast<double>(row_weights[i]) * scale[(row * padded_k + i) / kRowGroup] * q[row * padded_k + i];
-          if (!(std::fabs(y[row * n + column] - expected) < 1e-3)) return 1;
+          if (!(std::fabs(y[row * n + column] - expected) < 1e-3)) return false;
         }
       }
     }
-  return 0;
+  return true;
+}
+
+// The last of 19 tokens, over two blocks in the wrong order.
+template <typename Number>
+bool attention_is_right() {
+  constexpr int64_t tokens = 19, dim = 48, heads = 2;
+  const Shape shape{heads, 1, dim};
+  const int32_t query_start[] = {0, 1}, context_lens[] = {tokens}, blocks[] = {1, 0};
+  const Step step{1, 1, nullptr, nullptr, query_start, context_lens, blocks, 2, kUnit};
+  std::vector<float> k(tokens * dim), v(tokens * dim), q(heads * dim), out(heads * dim);
+  std::vector<Number> keys(2 * kUnit * dim), values(2 * kUnit * dim);
+  const Kv<Number> kv{keys.data(), values.data()};
+  Random random;
+  for (auto* numbers : {&k, &v, &q})
+    for (float& value : *numbers) value = random();
+  for (int64_t t = 0; t < tokens; ++t) store_kv(&k[t * dim], &v[t * dim], blocks[t / kUnit] * kUnit + t % kUnit, 0, shape, kv);
+  std::vector<AttentionItem> items;
+  attention_items(step, shape, items);
+  attention_in_team(step, shape, items, kv, q.data(), heads * dim, out.data(), heads * dim, 0.3f);
+  for (int64_t head = 0; head < heads; ++head) {
+    std::vector<double> expected(dim);
+    double total = 0.0;
+    for (int64_t t = 0; t < tokens; ++t) {
+      double score = 0.0;
+      for (int64_t d = 0; d < dim; ++d) score += static_cast<double>(q[head * dim + d]) * k[t * dim + d];
+      const double weight = std::exp(0.3 * score);
+      total += weight;
+      for (int64_t d = 0; d < dim; ++d) expected[d] += weight * v[t * dim + d];
+    }
+    for (int64_t d = 0; d < dim; ++d)
+      if (!(std::fabs(out[head * dim + d] - expected[d] / total) < 0.02)) return false;  // bfloat16
+  }
+  return true;
+}
+
+}  // namespace
+
+extern "C" int orca_check() {
+  ORCA_MISTAKE;
+  return products_are_right() && attention_is_right<uint16_t>() && attention_is_right<float>() ? 0 : 1;
 }

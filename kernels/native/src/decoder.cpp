@@ -117,7 +117,8 @@ void norm_in_team(const float* hidden, int64_t num_tokens, int64_t size, const N
 }
 
 // SiLU(gate) * up of normalised rows, in the form that the next product takes; called by every thread of a team. A piece of
-// the work is a group of 64 columns for some rows, which never leaves the caches as float32.
+// the work is a group of 64 columns for some rows, which never leaves the caches as float32. `size` is a multiple of 32, so
+// that up begins with a pair of tiles.
 void gate_up_in_team(const Packed& gate_up, const Rows& rows, int64_t num_tokens, int64_t size, const Rows& inner) {
   const int64_t groups = inner.k / kRowGroup, blocks = (num_tokens + kRowBlock - 1) / kRowBlock;
   alignas(64) float gate[kRowBlock][kRowGroup], up[kRowBlock][kRowGroup];

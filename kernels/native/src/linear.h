@@ -3,7 +3,7 @@
 // Weights lie in tiles of 16 rows, an even number of them; columns are padded to a multiple of 64. There are two forms,
 // and the number of rows decides which is used: few rows wait for memory, many for the multipliers.
 //
-// Groups, 4 bits (as GGUF's Q4_1, Q4_0 is a special case): a tile is a chain of groups of 32 columns, w = scale * q +
+// Groups, 4 bits (as GGUF's Q4_1; Q4_0 is a special case): a tile is a chain of groups of 32 columns, w = scale * q +
 // offset with one scale and one offset for each row and group: 4 x 64 bytes, of which byte 4r + j of vector c holds column
 // 4c + j of row r in its low half and 16 + 4c + j in its high one, then 16 scales and 16 offsets as half-precision numbers.
 //

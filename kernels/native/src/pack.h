@@ -43,8 +43,27 @@ inline const float* columns_of(const float* w, const Packed& packed, int64_t row
   return copy;
 }
 
-// Packs one row as groups, from the smallest weight of each to the largest (Q4_1): weights that a file has so are met
-// exactly. Returns the largest error, relative to the largest weight of its group.
+// One group of a row in 4 bits: w = scale * q + offset.
+struct FourBits {
+  float scale, offset, error;  // the largest error, relative to the largest weight
+  uint8_t q[kGroup];
+
+  FourBits(const float* w, float peak, float exact_scale, float exact_offset)
+      : scale(round_to_half(exact_scale)), offset(round_to_half(exact_offset)), error(0.0f) {
+    const float inverse = scale > 0.0f ? 1.0f / scale : 0.0f;
+    for (int i = 0; i < kGroup; ++i) {
+      const float value = std::min(15.0f, std::max(0.0f, std::nearbyint((w[i] - offset) * inverse)));
+      const float off = std::fabs(scale * value + offset - w[i]);
+      const float relative = !std::isfinite(off) ? std::numeric_limits<float>::infinity() : off > 0.0f ? off / peak : 0.0f;
+      error = std::max(error, relative);
+      q[i] = std::isfinite(value) ? static_cast<uint8_t>(value) : 0;
+    }
+  }
+};
+
+// Packs one row as groups: each from its smallest weight to its largest (Q4_1), or in eighths of the largest (Q4_0),
+// whichever is nearer, so that weights that a file has so are met exactly. Returns the largest error, relative to the
+// largest weight of its group.
 inline float pack_groups(const float* weights, const Packed& packed, int64_t row, uint8_t* groups) {
   const int64_t lane = row % kLanes;
   uint8_t* to = groups + row / kLanes * packed.groups_tile_bytes();
@@ -52,16 +71,12 @@ inline float pack_groups(const float* weights, const Packed& packed, int64_t row
   for (int64_t g = 0; g < packed.padded_k() / kGroup; ++g, to += kGroupBytes) {
     const float* w = columns_of(weights, packed, row, g, zeros);
     const auto [low, high] = std::minmax_element(w, w + kGroup);
-    const float peak = std::max(std::fabs(*low), std::fabs(*high));
-    const float scale = round_to_half((*high - *low) / 15.0f), offset = round_to_half(*low);
-    const float inverse = scale > 0.0f ? 1.0f / scale : 0.0f;
-    for (int i = 0; i < kGroup; ++i) {
-      const float q = std::min(15.0f, std::max(0.0f, std::nearbyint((w[i] - offset) * inverse)));
-      if (peak > 0.0f) worst = std::max(worst, std::fabs(scale * q + offset - w[i]) / peak);
-      uint8_t& byte = to[i % 16 / 4 * 64 + 4 * lane + i % 4];
-      byte = static_cast<uint8_t>(i < 16 ? static_cast<int>(q) : byte | static_cast<int>(q) << 4);
-    }
-    const uint16_t s = float_to_half(scale), o = float_to_half(offset);
+    const float peak = std::max(std::fabs(*low), std::fabs(*high)), eighth = peak / 8.0f;
+    const FourBits range(w, peak, (*high - *low) / 15.0f, *low), eighths(w, peak, eighth, (-*low >= *high ? -8.0f : -7.0f) * eighth);
+    const FourBits& best = eighths.error < range.error ? eighths : range;
+    worst = std::max(worst, best.error);
+    for (int i = 0; i < 16; ++i) to[i / 4 * 64 + 4 * lane + i % 4] = static_cast<uint8_t>(best.q[i] | best.q[i + 16] << 4);
+    const uint16_t s = float_to_half(best.scale), o = float_to_half(best.offset);
     std::memcpy(to + 256 + 2 * lane, &s, sizeof s);
     std::memcpy(to + 288 + 2 * lane, &o, sizeof o);
   }
@@ -79,7 +94,10 @@ inline void pack_channel(const float* weights, const Packed& packed, int64_t row
   scales[row] = peak / 127.0f;
   for (int64_t c = 0; c < packed.padded_k() / 4; ++c, to += 64) {
     const float* w = columns_of(weights, packed, row, c, zeros);
-    for (int j = 0; j < 4; ++j) to[j] = static_cast<uint8_t>(128 + static_cast<int>(std::nearbyint(w[j] * inverse)));
+    for (int j = 0; j < 4; ++j) {
+      const float q = std::nearbyint(w[j] * inverse);
+      to[j] = static_cast<uint8_t>(std::isfinite(q) ? 128 + static_cast<int>(q) : 128);
+    }
   }
 }
 

@@ -1,6 +1,7 @@
 // Rows of activations as products take them: 8-bit numbers, one scale for each group of 64 columns.
 #pragma once
 #include <algorithm>
+#include <limits>
 
 #include "simd.h"
 
@@ -20,6 +21,13 @@ struct Rows {
   int64_t k;       // a multiple of 64
 };
 
+// A group with a number that is not finite: all products of its row come out as not-a-number.
+inline void spoil_group(int8_t* q, float* scale, int32_t* start, float* sum) {
+  std::fill(q, q + kRowGroup, static_cast<int8_t>(0));
+  *start = 0;
+  *scale = sum[0] = sum[1] = std::numeric_limits<float>::quiet_NaN();
+}
+
 #if ORCA_AVX512
 
 inline void quantize_group(const float* x, int8_t* q, float* scale, int32_t* start, float* sum) {
@@ -29,6 +37,12 @@ inline void quantize_group(const float* x, int8_t* q, float* scale, int32_t* sta
     peaks = _mm512_max_ps(peaks, _mm512_abs_ps(values[i]));
   }
   const float peak = _mm512_reduce_max_ps(peaks);
+  constexpr int kNotFinite = 0x99;  // not-a-number, quiet or signalling, and both infinities
+  if (_mm512_fpclass_ps_mask(values[0], kNotFinite) | _mm512_fpclass_ps_mask(values[1], kNotFinite) |
+      _mm512_fpclass_ps_mask(values[2], kNotFinite) | _mm512_fpclass_ps_mask(values[3], kNotFinite)) {
+    spoil_group(q, scale, start, sum);
+    return;
+  }
   const __m512 inverse = _mm512_set1_ps(peak > 0.0f ? 127.0f / peak : 0.0f);
   __m512i rounded[4];
   for (int i = 0; i < 4; ++i) {
@@ -47,7 +61,13 @@ inline void quantize_group(const float* x, int8_t* q, float* scale, int32_t* sta
 
 inline void quantize_group(const float* x, int8_t* q, float* scale, int32_t* start, float* sum) {
   float peak = 0.0f;
-  for (int i = 0; i < kRowGroup; ++i) peak = std::max(peak, std::fabs(x[i]));
+  for (int i = 0; i < kRowGroup; ++i) {
+    if (!std::isfinite(x[i])) {
+      spoil_group(q, scale, start, sum);
+      return;
+    }
+    peak = std::max(peak, std::fabs(x[i]));
+  }
   const float inverse = peak > 0.0f ? 127.0f / peak : 0.0f;
   *scale = peak / 127.0f;
   *start = 0;

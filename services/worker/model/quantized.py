@@ -17,7 +17,7 @@ import torch
 from kernels.native.head import GreedyHead
 from kernels.native.library import (
     DIM_MULTIPLE,
-    GROUP,
+    INTERMEDIATE_MULTIPLE,
     MAX_HEAD_DIM,
     UNIT,
     CKv,
@@ -31,7 +31,7 @@ from kernels.native.library import (
 )
 from kernels.native.threads import threads_for
 from services.worker.model.linear import embed_over_ranks
-from services.worker.model.partition import heads_of_rank, intermediate_of_rank
+from services.worker.model.partition import intermediate_of_rank
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -59,12 +59,9 @@ def quantization_fault(config: ModelConfig, *, tp_size: int, block_size: int) ->
         return f"heads of {config.head_dim} numbers are not supported"
     if block_size % UNIT:
         return f"--block-size is not a multiple of {UNIT}"
-    inputs = [config.hidden_size]
     for rank in range(tp_size):
-        inputs.append(len(heads_of_rank(config, rank, tp_size)) * config.head_dim)
-        inputs.append(len(intermediate_of_rank(config, rank, tp_size)))
-    if any(size % GROUP for size in inputs):
-        return f"a matrix has a number of columns that is not a multiple of {GROUP}"
+        if len(intermediate_of_rank(config, rank, tp_size)) % INTERMEDIATE_MULTIPLE:
+            return f"the intermediate size of a rank is not a multiple of {INTERMEDIATE_MULTIPLE}"
     return None
 
 
@@ -89,11 +86,6 @@ class QuantizedLayer:
             gate_up=kernels.pack(weights.gate_up.weight),
             down=kernels.pack(weights.down.weight),
         )
-
-    @property
-    def matrices(self) -> tuple[PackedMatrix, ...]:
-        """All that is quantised."""
-        return self.qkv, self.o, self.gate_up, self.down
 
     def as_c(self) -> CLayer:
         """As the kernels take it, without K/V; valid while this object lives."""
@@ -136,7 +128,6 @@ class QuantizedLlama:
             sin.data_ptr(),
         )
         self._layers = (CLayer * len(layers))(*(layer.as_c() for layer in layers))
-        self._layer_size = sum(matrix.n * matrix.k for matrix in layers[0].matrices)
         self._kv: KvCache | None = None
         self._workspace = Workspace()
 
@@ -144,7 +135,7 @@ class QuantizedLlama:
         """Return what comes out of the last layer, [T, hidden] float32; ``hidden`` is left as it is."""
         if kv is not self._kv:
             self._attach(kv)
-        kernels, threads = self._kernels, threads_for(batch.num_tokens, self._layer_size)
+        kernels, threads = self._kernels, threads_for(batch.num_tokens)
         hidden = hidden.clone()
         model, step = byref(self._model), byref(_step(batch, kv.block_size))
         workspace = self._workspace.address(kernels.layers_bytes(model, batch.num_tokens))
