@@ -9,7 +9,9 @@ ENV PATH=/opt/orca/bin:$PATH
 # The largest layer first, on its own: a change of the project's code leaves it alone.
 RUN pip install ${TORCH_INDEX_URL:+--index-url "$TORCH_INDEX_URL"} "torch~=2.13.0"
 COPY pyproject.toml README.md /src/
-COPY bench /src/bench
+# Of bench only what the command line needs.
+COPY bench/__init__.py bench/py.typed /src/bench/
+COPY bench/load /src/bench/load
 COPY kernels /src/kernels
 COPY services /src/services
 COPY shared /src/shared

@@ -32,7 +32,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -114,8 +113,9 @@ async def compare(
             for in_flight, num_requests in requests.items():
                 work = workload(in_flight, num_requests, seed)
                 for system in systems:
-                    cpu_s = time.process_time()
-                    summary = summarize(await system.measure(work))
+                    measurement = await system.measure(work)
+                    summary = summarize(measurement.records)
+                    cpu_s = measurement.client_cpu_s
                     result = results.RunResult.of(
                         summary,
                         comparison=began,
@@ -124,7 +124,7 @@ async def compare(
                         repetition=repetition,
                         in_flight=in_flight,
                         seed=seed,
-                        client_cores=round((time.process_time() - cpu_s) / summary.duration_s, 2),
+                        client_cores=None if cpu_s is None else round(cpu_s / summary.duration_s, 2),
                         versions=system.versions,
                         settings=system.settings,
                         machine=dataclasses.asdict(machine),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import email
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -89,8 +90,8 @@ def kept_requirements(wanted: Sequence[str], *, extra: str = "") -> list[str]:
     kept = []
     for requirement in wanted:
         specifier, _, marker = (part.strip() for part in requirement.partition(";"))
-        name = specifier.split(maxsplit=1)[0]
-        if any(name == left_out or name.startswith(f"{left_out}>") for left_out in _NOT_FOR_TEXT):
+        name = re.match(r"[\w.-]+", specifier)
+        if name and name[0] in _NOT_FOR_TEXT:
             continue
         if "extra ==" not in marker:
             kept.append(requirement)

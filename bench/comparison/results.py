@@ -42,8 +42,8 @@ class RunResult:
     tpot_p50_ms: float
     tpot_p99_ms: float
     normalised_p50_ms: float
-    client_cores: float
-    """Cores that the client took: what is left to a server is that much less."""
+    client_cores: float | None
+    """Cores that the client took: what is left to a server is that much less; None: there is no client."""
     versions: Mapping[str, str]
     settings: Mapping[str, Any]
     machine: Mapping[str, Any]

@@ -87,8 +87,9 @@ class Server:
             os.killpg(process.pid, signal.SIGCONT)
             process.send_signal(signal.SIGTERM)
         try:
-            async with asyncio.timeout(_STOP_S):
-                await process.wait()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_STOP_S):
+                    await process.wait()
         finally:
             # Whoever of the group did not leave with its first process.
             with contextlib.suppress(ProcessLookupError):

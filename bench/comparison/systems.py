@@ -11,6 +11,7 @@ import ctypes.util
 import json
 import os
 import sys
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from bench.load.traces import TraceRequest
 
 __all__ = [
+    "Measurement",
     "OpenAiServer",
     "OpenVino",
     "System",
@@ -59,6 +61,15 @@ class Workload:
     in_flight: int
 
 
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """What came of one run's trace."""
+
+    records: Sequence[RequestRecord]
+    client_cpu_s: float | None
+    """CPU time of the client meanwhile; None where there is none."""
+
+
 class System(Protocol):
     """One way to serve the model."""
 
@@ -68,7 +79,7 @@ class System(Protocol):
     versions: Mapping[str, str]
     settings: Mapping[str, Any]
 
-    async def measure(self, workload: Workload) -> list[RequestRecord]:
+    async def measure(self, workload: Workload) -> Measurement:
         """Run it alone on the machine and return what came of the trace. Raises ``OrcaError`` where it cannot."""
         ...
 
@@ -90,7 +101,7 @@ class OpenAiServer:
     """It takes so long to start that it is frozen between runs instead of stopped."""
     model: str = field(default="", init=False)
 
-    async def measure(self, workload: Workload) -> list[RequestRecord]:
+    async def measure(self, workload: Workload) -> Measurement:
         """Start or thaw it, warm it up, and measure."""
         if self.server.is_started:
             self.server.thaw()
@@ -98,13 +109,15 @@ class OpenAiServer:
             self.model = (await self.server.start(_START_S)).name
         async with open_client(self.server.endpoint, RequestOptions(self.model)) as client:
             for trace in (workload.warmup, workload.trace):
+                began_s = time.process_time()
                 records = await run_load(client, trace, max_concurrency=workload.in_flight, timeout_s=_RUN_S)
+                client_cpu_s = time.process_time() - began_s
                 check_whole(self.name, records)
         if self.is_kept:
             self.server.freeze()
         else:
             await self.server.stop()
-        return records
+        return Measurement(records, client_cpu_s)
 
     async def close(self) -> None:
         """Stop the server."""
@@ -123,7 +136,7 @@ class OpenVino:
     gguf: Path
     process: asyncio.subprocess.Process | None = field(default=None, init=False)
 
-    async def measure(self, workload: Workload) -> list[RequestRecord]:
+    async def measure(self, workload: Workload) -> Measurement:
         """Run the driver to its end."""
         job = {
             "model": str(self.gguf),
@@ -136,13 +149,16 @@ class OpenVino:
         self.process = await asyncio.create_subprocess_exec(
             str(self.python), str(_DRIVER), stdin=pipe, stdout=pipe, stderr=pipe, env=clean_environment()
         )
-        async with asyncio.timeout(_RUN_S):
-            out, errors = await self.process.communicate(json.dumps(job).encode())
+        try:
+            async with asyncio.timeout(_RUN_S):
+                out, errors = await self.process.communicate(json.dumps(job).encode())
+        except TimeoutError:
+            raise UnavailableError(f"{self.name} was not done in {_RUN_S:g} s") from None
         if self.process.returncode:
             raise UnavailableError(f"{self.name} failed: {errors.decode(errors='replace').strip()[-800:]}")
         records = [record_of(json.loads(line), workload.trace) for line in out.splitlines()]
         check_whole(self.name, records)
-        return records
+        return Measurement(records, None)
 
     async def close(self) -> None:
         """Kill the driver where it was left running."""

@@ -12,10 +12,11 @@
 
 ======================  ================================================================================
 ``traces``              what is asked: prompts and output lengths, the same for the same seed
+``words``               a prompt as text, where a server takes no token ids
 ``arrivals``            when it is asked, in an open loop
 ``endpoint``            where: URLs, TLS, API key; the protocol that clients have
 ``request_options``     what all requests have in common
-``openai_client``       OpenAI's API over HTTP, on ``http_connection`` and ``event_stream``
+``openai_client``       OpenAI's API over HTTP, on ``http_client`` and ``event_stream``
 ``gateway_client``      the gateway's gRPC API
 ``client``              the one of the two for an endpoint
 ``runner``              sends a trace and keeps time

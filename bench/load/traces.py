@@ -17,7 +17,7 @@ from shared.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["LengthRange", "TraceConfig", "TraceName", "TraceRequest", "make_trace"]
+__all__ = ["NUM_RESERVED_IDS", "LengthRange", "TraceConfig", "TraceName", "TraceRequest", "make_trace"]
 
 SHAREGPT_MEAN_INPUT_TOKENS = 161.31
 SHAREGPT_MEAN_OUTPUT_TOKENS = 337.99

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from bench.load.request_options import Api, PromptFormat, RequestOptions
-from bench.load.traces import TraceConfig
+from bench.load.traces import NUM_RESERVED_IDS, TraceConfig
 from services.cli.bench_options import (
+    API_KEY_VARIABLE,
     ExtraBodyOption,
     GoodputOption,
     Load,
@@ -97,7 +98,10 @@ def serve(
     goodput: GoodputOption = None,
     report: ReportOption = None,
     label: Annotated[
-        str, typer.Option("--label", show_default=False, rich_help_panel="Report", help="Name of it in reports.")
+        str,
+        typer.Option(
+            "--label", show_default=False, rich_help_panel="Report", help="Name of this benchmark in reports."
+        ),
     ] = "",
     save_detailed: Annotated[
         bool, typer.Option("--save-detailed", rich_help_panel="Report", help="Have each request in the JSON, too.")
@@ -112,6 +116,8 @@ def serve(
     """
     from services.cli.bench_view import BenchView
 
+    if save_detailed and not as_json and not any(path.suffix == ".json" for path in report or ()):
+        raise ConfigError("--save-detailed adds to a JSON report: give --report FILE.json, or --json")
     if any(path.suffix == ".png" for path in report or ()):
         from bench.load.plot import check_can_plot
 
@@ -119,15 +125,22 @@ def serve(
     chosen_format = prompt_format or (PromptFormat.TEXT if api is Api.CHAT else PromptFormat.TOKEN_IDS)
     options = RequestOptions(model, api, chosen_format, temperature, ignore_eos, extra_body or {})
     view = BenchView(is_quiet=as_json)
-    with told_plainly(endpoint.address, option="--base-url") if endpoint.is_grpc else contextlib.nullcontext():
+    told = told_plainly(endpoint.address, option="--base-url", key_variable=API_KEY_VARIABLE)
+    with told if endpoint.is_grpc else contextlib.nullcontext():
         benchmark = _run(_measure(endpoint, options, trace, vocab_size, load, goodput or (), view))
     found = _report_of(benchmark, label, detailed=save_detailed)
     if as_json:
         typer.echo(json.dumps(found))
     else:
         view.show(benchmark)
+    failures = []
     for path in report or ():
-        _write(benchmark, found, path, label)
+        try:
+            _write(benchmark, found, path, label)
+        except OSError as error:
+            failures.append(error)
+    if failures:
+        raise failures[0]
     if view.was_stopped:
         raise typer.Exit(130)
     if any(run.summary.num_failed for run in benchmark.runs):
@@ -208,7 +221,7 @@ def _vocab_size(prompt_format: PromptFormat, known: int | None, url: str) -> int
     from bench.load.words import NUM_WORDS
 
     if prompt_format is PromptFormat.TEXT:
-        return NUM_WORDS
+        return NUM_RESERVED_IDS + NUM_WORDS  # each word once, for no prompt has the first ids
     if known is None:
         raise ConfigError(
             f"{url} does not tell how large its vocabulary is: give --vocab-size, or --prompt-format text for words"

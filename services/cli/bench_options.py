@@ -2,7 +2,7 @@
 
 import inspect
 import json
-import math
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from bench.load.traces import LengthRange, TraceConfig, TraceName
-from services.cli.connection import ApiKeyOption, ClientCertOption, ClientKeyOption, TlsCaOption, client_tls
+from services.cli.connection import client_tls
 from services.cli.option_group import taking
 from services.cli.option_values import number, whole_number
 from shared.errors import ConfigError
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from bench.load.goodput import LatencyBound
 
 __all__ = [
+    "API_KEY_VARIABLE",
     "ExtraBodyOption",
     "GoodputOption",
     "Load",
@@ -31,13 +32,17 @@ __all__ = [
 ]
 
 DEFAULT_BASE_URL = "http://127.0.0.1:8000"
+API_KEY_VARIABLE = "ORCA_BENCH_API_KEY"
 
+_CONNECTION = "Connection"
 _TRACE = "Trace"
 _LOAD = "Load"
 _REPORT = "Report"
 _MAX_REQUESTS = 100_000
 _MAX_LEN = 1_000_000
 _MAX_LEVELS = 100
+_MIN_RATE = 1e-6
+_MAX_RATE = 1e6
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +82,7 @@ def listed(parse: Callable[[str], Any]) -> Callable[[str], tuple[Any, ...]]:
 
 def request_rate(text: str) -> float | None:
     """Requests per second; ``inf`` is a closed loop."""
-    return None if text == "inf" else number(0, math.inf, above=True)(text)
+    return None if text == "inf" else number(_MIN_RATE, _MAX_RATE)(text)
 
 
 def latency_bound(text: str) -> "LatencyBound":
@@ -97,17 +102,25 @@ def report_path(text: str) -> Path:
         raise typer.BadParameter(f"{text!r} ends neither in .json nor in .png")
     if path.is_dir() or not path.parent.is_dir():
         raise typer.BadParameter(f"{text!r} cannot be written: its folder is not there, or it is one")
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise typer.BadParameter(f"{text!r} cannot be written: permission denied")
     return path
 
 
 def json_object(text: str) -> dict[str, Any]:
     """A JSON object."""
+    import orjson
+
     try:
         value = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise typer.BadParameter(f"it is not JSON: {error}") from error
     if not isinstance(value, dict):
         raise typer.BadParameter("it is not a JSON object")
+    try:
+        orjson.dumps([[value]])  # it is as deep in a report, and less so in a request
+    except TypeError as error:
+        raise typer.BadParameter(f"it cannot be sent: {error}") from error
     return value
 
 
@@ -159,10 +172,52 @@ def _endpoint(
             help="Where to: http:// or https:// for OpenAI's API, with or without /v1; grpc:// or grpcs:// for orca's.",
         ),
     ] = DEFAULT_BASE_URL,
-    tls_ca: TlsCaOption = "",
-    client_cert: ClientCertOption = "",
-    client_key: ClientKeyOption = "",
-    api_key: ApiKeyOption = "",
+    # Their variables are not those of the other commands: what is for a mesh of one's own goes to no other server.
+    tls_ca: Annotated[
+        str,
+        typer.Option(
+            "--tls-ca",
+            envvar="ORCA_BENCH_TLS_CA",
+            metavar="FILE",
+            show_default=False,
+            rich_help_panel=_CONNECTION,
+            help="Authorities, in PEM, that vouch for the server; without it those that are publicly trusted.",
+        ),
+    ] = "",
+    client_cert: Annotated[
+        str,
+        typer.Option(
+            "--client-cert",
+            envvar="ORCA_BENCH_CLIENT_CERT",
+            metavar="FILE",
+            show_default=False,
+            rich_help_panel=_CONNECTION,
+            help="Certificate of your own, in PEM, where one is asked for.",
+        ),
+    ] = "",
+    client_key: Annotated[
+        str,
+        typer.Option(
+            "--client-key",
+            envvar="ORCA_BENCH_CLIENT_KEY",
+            metavar="FILE",
+            show_default=False,
+            rich_help_panel=_CONNECTION,
+            help="Private key of --client-cert, in PEM without a password.",
+        ),
+    ] = "",
+    api_key: Annotated[
+        str,
+        typer.Option(
+            "--api-key",
+            envvar=API_KEY_VARIABLE,
+            metavar="KEY",
+            show_default=False,
+            rich_help_panel=_CONNECTION,
+            help="API key, where one is asked for; others on this host see it, unless it is given in the variable. "
+            "ORCA_API_KEY is not read.",
+        ),
+    ] = "",
 ) -> "Endpoint":
     from bench.load.endpoint import Endpoint
 
@@ -208,7 +263,13 @@ def _trace(
     ] = 256,
     num_prefixes: Annotated[
         int,
-        typer.Option("--num-prefixes", min=1, max=_MAX_REQUESTS, rich_help_panel=_TRACE, help="How many there are."),
+        typer.Option(
+            "--num-prefixes",
+            min=1,
+            max=_MAX_REQUESTS,
+            rich_help_panel=_TRACE,
+            help="Different prefixes of shared-prefix.",
+        ),
     ] = 4,
     seed: Annotated[
         int,

@@ -25,16 +25,16 @@ _ADVICE = {
 
 
 @contextlib.contextmanager
-def told_plainly(address: str, *, option: str = "--address") -> Iterator[None]:
+def told_plainly(address: str, *, option: str = "--address", key_variable: str = "ORCA_API_KEY") -> Iterator[None]:
     """Replace the library's account of a connection that failed by what the user can do about it.
 
-    ``option`` is the one that names the address.
+    ``option`` is the one that names the address, ``key_variable`` the environment's variable of the key.
     """
     check_address("address", address)
     try:
         yield
     except UnauthenticatedError as error:
-        raise UnauthenticatedError(f"{error}; give yours in ORCA_API_KEY, or with --api-key") from error
+        raise UnauthenticatedError(f"{error}; give yours in {key_variable}, or with --api-key") from error
     except UnavailableError as error:
         for sign, advice in _ADVICE.items():
             if sign in str(error):

@@ -6,15 +6,17 @@ import asyncio
 import json
 import signal
 import sys
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+import time
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from bench.comparison.systems import OpenAiServer, Workload
 from bench.load.benchmark import BenchmarkConfig, LoadLevel, run_benchmark
-from bench.load.endpoint import Endpoint
+from bench.load.endpoint import Endpoint, ServedModel
 from bench.load.request_options import RequestOptions
-from bench.load.traces import LengthRange, TraceConfig, TraceName
+from bench.load.traces import LengthRange, TraceConfig, TraceName, TraceRequest
 from shared.errors import OrcaError
 from tests.fakes.fake_openai import Exchange, FakeOpenAi, stream, text
 
@@ -68,7 +70,65 @@ async def test_each_level_is_a_run_with_prompts_of_its_own(server: FakeOpenAi) -
     assert len(watcher.ended) == 15, "warm-ups are not told of"
     prompts = [tuple(asked.body["prompt"]) for asked in server.asked]
     assert len(prompts) == len(set(prompts)) == 17
-    assert all(run.client_cpu >= 0 for run in benchmark.runs)
+
+
+class Burner(Watcher):
+    """A watcher that takes a known time of a core for each request."""
+
+    SHARE_S = 0.02
+
+    def request_ended(self, record: RequestRecord) -> None:
+        super().request_ended(record)
+        burn(self.SHARE_S)
+
+
+def burn(seconds: float) -> None:
+    end_s = time.process_time() + seconds
+    while time.process_time() < end_s:
+        pass
+
+
+async def test_the_client_s_own_cores_are_counted(server: FakeOpenAi) -> None:
+    began_s, cpu_began_s = time.perf_counter(), time.process_time()
+    benchmark = await run_benchmark(
+        replace(config(server, num_warmups=0), levels=LEVELS[:1]), Burner(), asyncio.Event()
+    )
+    duration_s, cpu_s = time.perf_counter() - began_s, time.process_time() - cpu_began_s
+    (run,) = benchmark.runs
+    assert run.client_cpu * duration_s >= 5 * Burner.SHARE_S
+    assert run.client_cpu * run.summary.duration_s <= cpu_s
+
+
+class StartedServer:
+    """Stands for a peer's `Server`; its start takes time of this process's core."""
+
+    is_started = False
+
+    def __init__(self, url: str) -> None:
+        self.endpoint = Endpoint.parse(url)
+
+    async def start(self, timeout_s: float) -> ServedModel:
+        burn(0.5)
+        return ServedModel("tiny")
+
+    async def stop(self) -> None:
+        pass
+
+
+async def test_of_a_comparison_s_client_only_the_run_counts(server: FakeOpenAi) -> None:
+    warmup, trace = ((TraceRequest((number,), 2),) for number in (1, 2))
+
+    async def script(exchange: Exchange) -> None:
+        burn(0.5 if exchange.body["prompt"] == [1] else 0.05)
+        await stream(exchange)
+
+    server.script = script
+    started: Any = StartedServer(server.url)
+    system = OpenAiServer("a peer", "a product", {}, {}, started, is_kept=False)
+    measurement = await system.measure(Workload(warmup, trace, 1))
+    assert [record.num_prompt_tokens for record in measurement.records] == [1]
+    assert measurement.client_cpu_s is not None
+    assert 0.05 <= measurement.client_cpu_s < 0.5
 
 
 async def test_the_same_benchmark_asks_the_same(server: FakeOpenAi) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from typing import TYPE_CHECKING
 
 import psutil
@@ -48,8 +49,9 @@ async def test_a_server_with_its_children_is_frozen_thawed_and_stopped(tmp_path:
         child = psutil.Process(int((tmp_path / "child").read_text()))
         both = [child, psutil.Process(child.ppid())]
         peer.freeze()
+        deadline_s = time.monotonic() + 10
         while any(process.status() != psutil.STATUS_STOPPED for process in both):
-            pass  # A process stops when it would next have run.
+            assert time.monotonic() < deadline_s  # A process stops when it would next have run.
         peer.thaw()
         assert all(process.status() != psutil.STATUS_STOPPED for process in both)
         peer.freeze()

@@ -22,7 +22,7 @@ from bench.load.records import Outcome, RequestRecord
 from bench.load.traces import TraceRequest
 from services.worker.model.gguf_weights import GgufWeights
 from shared.config import DEFAULT_MODEL
-from shared.errors import ConfigError, ModelError, OrcaError
+from shared.errors import ConfigError, ModelError, OrcaError, UnavailableError
 from shared.model.config import ModelConfig
 from shared.model.source import GgufFile
 from shared.model.store import resolve
@@ -173,6 +173,11 @@ class TestRequirements:
         'torchvision; platform_machine != "riscv64"',
         "torchaudio",
         "torchcodec>=0.14",
+        "torchcodec==0.14",
+        "torchcodec~=0.14; platform_machine == 'x86_64'",
+        "torchvision<1",
+        "torchaudio[all]",
+        "torchaudio >=2",
         'torchao>=1; extra == "bench"',
         "zentorch==2.13.0.1; extra == 'zen'",
     )
@@ -238,6 +243,18 @@ class TestSystems:
         assert environment["ORCA_HOME"] == "somewhere"
         assert not environment.keys() & {"ORCA_THREADS", "OMP_NUM_THREADS", "VLLM_X", "LD_PRELOAD"}
 
+    async def test_a_driver_that_does_not_end_is_given_up(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        python = tmp_path / "python"
+        python.write_text("#!/bin/sh\nexec tail -f /dev/null\n", encoding="utf-8")
+        python.chmod(0o755)
+        monkeypatch.setattr(systems, "_RUN_S", 0.2)
+        openvino = systems.OpenVino("a peer", "a product", {}, {}, python, tmp_path / "model")
+        with pytest.raises(UnavailableError, match=r"a peer was not done in 0\.2 s"):
+            await openvino.measure(systems.Workload((), self.TRACE, 1))
+        await openvino.close()
+
 
 class TestWorkload:
     def test_all_systems_get_the_same_and_none_of_it_before(self) -> None:
@@ -276,20 +293,24 @@ class FakeSystem:
     versions: Mapping[str, str] = {"fake": "1"}
     settings: Mapping[str, Any] = {}
 
-    def __init__(self, name: str, log: list[tuple[str, int]], *, fails: bool = False) -> None:
+    def __init__(
+        self, name: str, log: list[tuple[str, int]], *, fails: bool = False, client_cpu_s: float | None = None
+    ) -> None:
         self.name = name
         self.product = name
         self._log = log
         self._fails = fails
+        self._client_cpu_s = client_cpu_s
 
-    async def measure(self, workload: systems.Workload) -> list[RequestRecord]:
+    async def measure(self, workload: systems.Workload) -> systems.Measurement:
         self._log.append((self.name, workload.in_flight))
         if self._fails:
             raise OrcaError("it cannot")
-        return [
+        records = [
             systems.record_of([index, 0, list(range(1, request.max_tokens + 1)), request.max_tokens], workload.trace)
             for index, request in enumerate(workload.trace)
         ]
+        return systems.Measurement(records, self._client_cpu_s)
 
     async def close(self) -> None:
         self._log.append((self.name, 0))
@@ -311,6 +332,14 @@ class TestCompare:
         ]
         assert [run.num_requests for run in written] == [2, 2, 3, 3] * 2
         assert latest(written) == written
+
+    async def test_the_client_s_cores_are_those_of_the_run_where_there_is_a_client(self, tmp_path: Path) -> None:
+        both = [FakeSystem("a", [], client_cpu_s=3e-7), FakeSystem("b", [])]
+        path = tmp_path / "peers.jsonl"
+        await peers.compare(both, Machine.this(), {1: 2}, 1, seed=0, path=path)
+        with_client, without = read(path)
+        assert with_client.client_cores
+        assert without.client_cores is None
 
     async def test_one_that_fails_ends_it_and_what_was_measured_stays(self, tmp_path: Path) -> None:
         log: list[tuple[str, int]] = []

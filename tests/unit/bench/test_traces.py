@@ -161,6 +161,13 @@ def test_there_are_as_many_arrivals_as_requests(num_requests: int) -> None:
     assert len(poisson_arrivals(num_requests, rate=1.0, seed=0)) == num_requests
 
 
+def test_prompts_have_all_words() -> None:
+    config = TraceConfig.of(TraceName.FIXED, num_requests=50)
+    trace = make_trace(config, vocab_size=NUM_RESERVED_IDS + NUM_WORDS)
+    words = {word for request in trace for word in text_of(request.prompt).split(" ")}
+    assert len(words) == NUM_WORDS
+
+
 def test_words_stand_for_ids() -> None:
     text = text_of(range(2 * NUM_WORDS))
     words = text.split(" ")
