@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from bench import profile_iteration
-from bench.profile_iteration import parse, replace_tables
+from bench.profile_iteration import parse, profile, replace_tables
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from services.mesh.options import MeshOptions
 
 
 @pytest.mark.parametrize(
@@ -36,6 +39,23 @@ def test_what_cannot_be_measured_is_told_at_once(
 def test_all_cpus_may_compute_by_default() -> None:
     parsed = parse(("--requests", "2", "3"))
     assert parsed.threads == [len(os.sched_getaffinity(0))] * 2
+
+
+def test_mesh_and_parts_may_use_the_same_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+
+    async def mesh(_num_requests: int, _num_iterations: int, options: MeshOptions) -> SimpleNamespace:
+        asked.append(options.threads_per_worker)
+        return SimpleNamespace(batch_size=2)
+
+    def parts(_num_sequences: int, _context: int, threads: int, _repeats: int) -> None:
+        asked.append(threads)
+
+    monkeypatch.setattr(profile_iteration, "profile_mesh", mesh)
+    monkeypatch.setattr(profile_iteration, "python_parts", lambda *_: {})
+    model: Any = SimpleNamespace(profile=parts)
+    profile(2, 10, model, 3)
+    assert asked == [3, 3]
 
 
 def test_write_needs_the_marks_in_the_document(
