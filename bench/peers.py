@@ -30,7 +30,6 @@ import contextlib
 import dataclasses
 import os
 import signal
-import subprocess
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
@@ -39,7 +38,7 @@ from typing import TYPE_CHECKING
 from bench.comparison import results
 from bench.comparison.environments import install_openvino, install_vllm
 from bench.comparison.hf_export import export_bfloat16
-from bench.comparison.machine import Machine
+from bench.comparison.machine import Machine, commit
 from bench.comparison.systems import Workload, openvino, orca, vllm
 from bench.load.metrics import summarize
 from bench.load.traces import TraceConfig, TraceName, make_trace
@@ -80,13 +79,6 @@ def set_up(products: Sequence[str], machine: Machine) -> list[System]:
         environment = install_openvino(home)
         systems += [openvino(environment, gguf, is_tuned=is_tuned) for is_tuned in (False, True)]
     return systems
-
-
-def commit() -> str:
-    """Return the version of this checkout, as git describes it; what is not committed makes it "dirty"."""
-    command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"]
-    told = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, check=False)
-    return told.stdout.strip() or "unknown"
 
 
 def workload(in_flight: int, num_requests: int, seed: int) -> Workload:

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, NamedTuple, Self
 from urllib.parse import urlsplit
 
 from services.mesh.local_mesh import LocalMesh, worker_name
+from shared.errors import OrcaError
 from shared.worker_client import fetch_timeline
 
 if TYPE_CHECKING:
@@ -28,7 +29,17 @@ if TYPE_CHECKING:
 
     from services.mesh.options import MeshOptions
 
-__all__ = ["PROMPT_TOKENS", "LiveProfile", "profile_mesh"]
+__all__ = [
+    "MAX_ITERATIONS",
+    "PROMPT_TOKENS",
+    "LiveProfile",
+    "Load",
+    "Taken",
+    "Thread",
+    "by_role",
+    "count_tokens",
+    "profile_mesh",
+]
 
 PROMPT_TOKENS = 272
 """The mean of ORCA's trace (paper §6.2): 32 to 512."""
@@ -36,6 +47,11 @@ PROMPT_TOKENS = 272
 _FIRST_TOKENS = 6
 """Tokens that each request has before the window begins."""
 _MAX_TOKENS = 1500
+MAX_ITERATIONS = 1000
+"""In a window: no request ends in it, even where the first had some hundred tokens before the last had one."""
+_TOKEN = b'"text":'
+"""A chunk of the stream has it once for each token."""
+_SUCCESS = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +75,7 @@ class LiveProfile:
     """Of the window, by its iterations."""
     num_cpus: int
     cpu_us: dict[str, float]
-    """CPU time of the threads that have a role: "worker: compute", "scheduler: event loop", "gateway: gRPC" …"""
+    """CPU time of the threads of each role: "worker: compute", "scheduler: event loop", "gateway: other threads" …"""
     cpu_wait_us: dict[str, float]
     """How long the same were ready to run and had no core."""
 
@@ -70,14 +86,14 @@ async def profile_mesh(num_requests: int, num_iterations: int, options: MeshOpti
         batch_size = min(num_requests, options.engine.scheduling.max_batch_size)
         pids = {name: process.pid for name, process in mesh.processes.items()} | {"client": os.getpid()}
         pids["worker"] = pids.pop(worker_name(0, 0))
-        async with _Load(mesh.http_address, num_requests) as load:
+        async with Load(mesh.http_address, num_requests) as load:
             await load.until(_FIRST_TOKENS, batch_size)
             before, began_ns = _read_threads(pids), time.monotonic_ns()
             await load.until(load.most_tokens + num_iterations, 1)
             after, ended_ns = _read_threads(pids), time.monotonic_ns()
             timings = await fetch_timeline(mesh.worker_addresses[0, 0])
     steps = [step for step in timings if began_ns <= step.started_ns <= ended_ns]
-    cpu_us, cpu_wait_us = _by_role(before, after, len(steps))
+    cpu_us, cpu_wait_us = by_role(before, after, len(steps))
     return LiveProfile(
         num_requests=num_requests,
         batch_size=batch_size,
@@ -94,8 +110,8 @@ async def profile_mesh(num_requests: int, num_iterations: int, options: MeshOpti
     )
 
 
-class _Load:
-    """Requests in flight until the block ends; only their chunks are counted, so that the client takes little."""
+class Load:
+    """Requests in flight until the block ends; only their tokens are counted, so that the client takes little."""
 
     def __init__(self, url: str, num_requests: int) -> None:
         self._url = urlsplit(url)
@@ -104,6 +120,8 @@ class _Load:
 
     async def __aenter__(self) -> Self:
         self._tasks = [asyncio.create_task(self._read(index)) for index in range(len(self._arrivals))]
+        for task in self._tasks:
+            task.add_done_callback(lambda _task: self._news.set())
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -117,8 +135,12 @@ class _Load:
         return max(map(len, self._arrivals))
 
     async def until(self, num_tokens: int, num_requests: int) -> None:
-        """Wait until so many requests have so many tokens each."""
+        """Wait until so many requests have so many tokens each. Raises what made one of them end before."""
         while sum(len(arrivals) >= num_tokens for arrivals in self._arrivals) < num_requests:
+            for task, arrivals in zip(self._tasks, self._arrivals, strict=True):
+                if task.done():
+                    task.result()  # raises what it has raised
+                    raise OrcaError(f"a request has ended after {len(arrivals)} tokens, while others were measured")
             self._news.clear()
             await self._news.wait()
 
@@ -141,27 +163,43 @@ class _Load:
         with contextlib.closing(writer):
             writer.write(
                 f"POST /v1/completions HTTP/1.1\r\nHost: {self._url.netloc}\r\nContent-Type: application/json\r\n"
-                f"Content-Length: {len(body)}\r\n\r\n".encode()
+                f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n".encode()
                 + body
             )
+            status = await reader.readline()
+            if not status.startswith(b"HTTP/1.1 %d " % _SUCCESS):
+                answer = status + await reader.read(1 << 12)
+                raise OrcaError(f"the server refuses a request: {answer.decode(errors='replace')}")
+            tail = b""
             while chunk := await reader.read(1 << 16):
-                self._arrivals[index] += [time.monotonic_ns()] * chunk.count(b'"text":')
+                num_tokens, tail = count_tokens(tail, chunk)
+                self._arrivals[index] += [time.monotonic_ns()] * num_tokens
                 self._news.set()
 
 
-class _Thread(NamedTuple):
+def count_tokens(tail: bytes, chunk: bytes) -> tuple[int, bytes]:
+    """Return how many tokens the next chunk of a stream completes, and the tail to give with the one after it."""
+    seen = tail + chunk
+    return seen.count(_TOKEN), seen[1 - len(_TOKEN) :]  # which may be the first part of a mark, never a whole one
+
+
+class Thread(NamedTuple):
+    """One thread of one of the mesh's processes."""
+
     process: str
     thread_id: int
     is_main: bool
     name: str
 
 
-class _Taken(NamedTuple):
+class Taken(NamedTuple):
+    """What a thread has had since it began, nanoseconds."""
+
     busy_ns: int
     waited_ns: int
 
 
-def _read_threads(pids: dict[str, int]) -> dict[_Thread, _Taken]:
+def _read_threads(pids: dict[str, int]) -> dict[Thread, Taken]:
     """Read what every thread has taken so far, from Linux's /proc/…/schedstat."""
     found = {}
     for process, pid in pids.items():
@@ -169,17 +207,18 @@ def _read_threads(pids: dict[str, int]) -> dict[_Thread, _Taken]:
             with contextlib.suppress(OSError):  # a thread that has just ended
                 busy, waited, _ = map(int, (task / "schedstat").read_text().split())
                 name = (task / "comm").read_text().strip()
-                found[_Thread(process, int(task.name), task.name == str(pid), name)] = _Taken(busy, waited)
+                found[Thread(process, int(task.name), task.name == str(pid), name)] = Taken(busy, waited)
     return found
 
 
-def _by_role(
-    before: dict[_Thread, _Taken], after: dict[_Thread, _Taken], num_iterations: int
+def by_role(
+    before: dict[Thread, Taken], after: dict[Thread, Taken], num_iterations: int
 ) -> tuple[dict[str, float], dict[str, float]]:
+    """Return what threads took in between, by role, microseconds an iteration: of a core, and waiting for one."""
     busy_us: dict[str, float] = {}
     waited_us: dict[str, float] = {}
     for thread, taken in after.items():
-        since = before.get(thread, _Taken(0, 0))
+        since = before.get(thread, Taken(0, 0))
         busy = 1e-3 * (taken.busy_ns - since.busy_ns) / num_iterations
         role = f"{thread.process}: {_role(thread, busy)}"
         busy_us[role] = busy_us.get(role, 0.0) + busy
@@ -188,13 +227,13 @@ def _by_role(
 
 
 _COMPUTES_US = 500
-"""gRPC's own threads, and its Python thread that waits for them, take far less of an iteration."""
+"""The worker's other threads, gRPC's own above all, take far less of an iteration."""
 
 
-def _role(thread: _Thread, busy_us: float) -> str:
+def _role(thread: Thread, busy_us: float) -> str:
     if thread.is_main:
         return "event loop"
-    return "compute" if thread.process == "worker" and busy_us > _COMPUTES_US else "gRPC"
+    return "compute" if thread.process == "worker" and busy_us > _COMPUTES_US else "other threads"
 
 
 def _median_us(times_ns: Iterable[int]) -> float:

@@ -20,6 +20,7 @@ import numpy as np
 import torch
 
 from kernels.native import library
+from kernels.native.threads import threads_for
 from services.scheduler.core.capacity import Capacity
 from services.scheduler.core.core import SchedulerCore
 from services.worker.batch import ForwardBatch
@@ -64,7 +65,9 @@ _CPU = torch.device("cpu")
 class ModelParts:
     """Medians of one iteration, microseconds; bytes and multiply-adds are what the work comes to at least."""
 
-    threads: int
+    layer_threads: int
+    """Of the layers' products and attention: the kernels choose by the work, at most those that were asked for."""
+    head_threads: int
     products_us: float
     """Of the layers; as the first of the threads sees it, like the next two."""
     attention_us: float
@@ -100,7 +103,7 @@ class ModelProfiler:
         kernels.layers = timed_layers  # type: ignore[assignment]  # called as the library's function is
 
     def profile(self, num_sequences: int, context: int, threads: int, repeats: int) -> ModelParts:
-        """Measure one iteration of so many sequences."""
+        """Measure one iteration of so many sequences, on at most so many threads."""
         torch.set_num_threads(threads)
         stage, config = self._loaded.stage, self._config
         batch = _decode_batch(num_sequences, context)
@@ -124,10 +127,12 @@ class ModelProfiler:
                 for name in _TIMINGS:
                     laps[name].append(1e-3 * getattr(self._timings, name))
         us = {name: statistics.median(times[_WARM_UP:]) for name, times in laps.items()}
-        size = config.num_layers * sum(n * k for n, k in _matrix_shapes(config))
+        layer_size = sum(n * k for n, k in _matrix_shapes(config))
+        size = config.num_layers * layer_size
         head_size = config.vocab_size * config.hidden_size
         return ModelParts(
-            threads=threads,
+            layer_threads=threads_for(num_sequences, layer_size),
+            head_threads=threads_for(num_sequences, head_size),
             products_us=us["products"],
             attention_us=us["attention"],
             other_us=us["layers"] - us["products"] - us["attention"],

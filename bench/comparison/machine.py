@@ -1,14 +1,15 @@
-"""What this machine is, as far as it decides how fast a model runs on it."""
+"""What this machine is, as far as it decides how fast a model runs on it; and which version runs."""
 
 from __future__ import annotations
 
 import os
 import platform
+import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-__all__ = ["Machine"]
+__all__ = ["Machine", "commit"]
 
 _DECISIVE_FLAGS = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16", "amx_int8")
 
@@ -43,6 +44,13 @@ class Machine:
     def is_zen_with_avx512(self) -> bool:
         """Whether vLLM has a plugin of its own for it."""
         return self.cpu_vendor == "AuthenticAMD" and "avx512f" in self.instruction_set
+
+
+def commit() -> str:
+    """Return the version of this checkout, as git describes it; what is not committed makes it "dirty"."""
+    command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"]
+    told = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, check=False)
+    return told.stdout.strip() or "unknown"
 
 
 def _first_cpu(cpuinfo: str) -> dict[str, str]:

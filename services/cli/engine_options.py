@@ -50,8 +50,8 @@ DtypeOption = Annotated[
         metavar="auto|float32|bfloat16|float16|int8",
         rich_help_panel=_ENGINE,
         help="How numbers are held. float32, bfloat16, float16: weights, activations and K/V. int8, for CPUs: weights "
-        "in the 4 or 8 bits of their file, or in 8, and K/V in bfloat16. auto: bfloat16 on GPUs, int8 on CPUs (float32 "
-        "where there is no C++ compiler, or for models that int8 does not know).",
+        "in 8 bits, and in 4 as well where the file has them so, and K/V in bfloat16. auto: bfloat16 on GPUs, int8 on "
+        "CPUs (float32 where there is no C++ compiler, or for models that int8 does not know).",
     ),
 ]
 KvMemoryOption = Annotated[

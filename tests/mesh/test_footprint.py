@@ -21,11 +21,11 @@ MIB = 1 << 20
 NUM_REQUESTS = 256
 
 READY_S = 8.0
-"""From the command to readiness, installed and cached."""
+"""From the command to readiness, installed and cached, on a machine that does nothing else."""
 NUM_CORES = 2
 """Of the smallest machine that this is promised for."""
-BUSY = 3
-"""What else runs on the machine may make it so many times as slow."""
+BUSY_READY_S = 24.0
+"""The bound where others use the machine: three times as long, while the work itself stays as little."""
 
 KV_MIB = 128
 WORKER_MIB = 500
@@ -60,8 +60,8 @@ class Start(NamedTuple):
 
     @property
     def is_quick(self) -> bool:
-        """In time; or, where others use the machine, with no more work than there is time for."""
-        return self.wall_s < READY_S or (self.cpu_s < NUM_CORES * READY_S and self.wall_s < BUSY * READY_S)
+        """In 8 s; or, on a busy machine, in 24 s with no more work than two cores do in 8."""
+        return self.wall_s < READY_S or (self.cpu_s < NUM_CORES * READY_S and self.wall_s < BUSY_READY_S)
 
 
 @pytest.mark.slow

@@ -25,11 +25,12 @@ def test_parts_and_what_they_do_not_explain_sum_up_to_the_iteration() -> None:
         token_interval_us=12_050.0,
         wall_us=12_500.0,
         num_cpus=2,
-        cpu_us={"worker: compute": 20_000.0, "gateway: event loop": 1_000.0},
+        cpu_us={"worker: compute": 20_000.0, "gateway: event loop": 1_000.0, "client: other threads": 0.2},
         cpu_wait_us={"worker: compute": 300.0},
     )
     parts = ModelParts(
-        threads=2,
+        layer_threads=1,
+        head_threads=2,
         products_us=6_000.0,
         attention_us=3_000.0,
         other_us=500.0,
@@ -41,13 +42,14 @@ def test_parts_and_what_they_do_not_explain_sum_up_to_the_iteration() -> None:
         head_multiplies=200_000_000,
     )
     text = tables([Profile(live, parts, {"worker: prepare the step": 80.0})], ROOFLINE)
-    assert "| matrix products | 6,000 (5,000) |" in text
-    assert "| attention | 3,000 (2,000) |" in text
+    assert "| matrix products | 6,000 (10,000) |" in text
+    assert "| attention | 3,000 (4,000) |" in text
     assert "| output head, sampling | 1,700 (1,000) |" in text
     assert "shared | 700 |" in text
     assert "| **one iteration** | **12,000** |" in text
     assert "| output tokens/s | 1,333 |" in text
     assert "| idle, or other programs | 4,000 |" in text
+    assert "client: other threads" not in text, "a row of zeros says nothing"
     assert "| worker: prepare the step | 80 |" in text
 
 
