@@ -94,10 +94,10 @@ def _wall_rows(profiles: Sequence[Profile], roofline: Roofline) -> list[list[str
 
     columns = [
         [
-            part(p.products_us, roof(p.layer_threads, num_bytes=p.products_bytes, multiplies=p.products_multiplies)),
-            part(p.attention_us, roof(p.layer_threads, num_bytes=p.attention_bytes)),
+            part(p.products_us, roof(p.threads, num_bytes=p.products_bytes, multiplies=p.products_multiplies)),
+            part(p.attention_us, roof(p.threads, num_bytes=p.attention_bytes)),
             f"{p.other_us:,.0f}",
-            part(p.head_us, roof(p.head_threads, num_bytes=p.head_bytes, multiplies=p.head_multiplies)),
+            part(p.head_us, roof(p.threads, num_bytes=p.head_bytes, multiplies=p.head_multiplies)),
             f"{live.compute_us - p.whole_us:,.0f}",
             f"{live.gap_us:,.0f}",
             f"**{live.iteration_us:,.0f}**",
@@ -182,7 +182,7 @@ def main() -> None:
         profile(num_requests, arguments.iterations, model, threads)
         for num_requests, threads in zip(arguments.requests, arguments.threads, strict=True)
     ]
-    chosen = {number for one in profiles for number in (one.parts.layer_threads, one.parts.head_threads)}
+    chosen = {one.parts.threads for one in profiles}
     roofline = measure_roofline(tuple(sorted({1, len(os.sched_getaffinity(0))} | chosen)))
     measured = {
         "measurement": "profile_iteration",

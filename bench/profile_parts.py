@@ -65,9 +65,8 @@ _CPU = torch.device("cpu")
 class ModelParts:
     """Medians of one iteration, microseconds; bytes and multiply-adds are what the work comes to at least."""
 
-    layer_threads: int
-    """Of the layers' products and attention: the kernels choose by the work, at most those that were asked for."""
-    head_threads: int
+    threads: int
+    """That computed: the kernels choose, at most as many as were asked for."""
     products_us: float
     """Of the layers; as the first of the threads sees it, like the next two."""
     attention_us: float
@@ -127,12 +126,10 @@ class ModelProfiler:
                 for name in _TIMINGS:
                     laps[name].append(1e-3 * getattr(self._timings, name))
         us = {name: statistics.median(times[_WARM_UP:]) for name, times in laps.items()}
-        layer_size = sum(n * k for n, k in _matrix_shapes(config))
-        size = config.num_layers * layer_size
+        size = config.num_layers * sum(n * k for n, k in _matrix_shapes(config))
         head_size = config.vocab_size * config.hidden_size
         return ModelParts(
-            layer_threads=threads_for(num_sequences, layer_size),
-            head_threads=threads_for(num_sequences, head_size),
+            threads=threads_for(num_sequences),
             products_us=us["products"],
             attention_us=us["attention"],
             other_us=us["layers"] - us["products"] - us["attention"],

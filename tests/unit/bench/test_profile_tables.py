@@ -29,8 +29,7 @@ def test_parts_and_what_they_do_not_explain_sum_up_to_the_iteration() -> None:
         cpu_wait_us={"worker: compute": 300.0},
     )
     parts = ModelParts(
-        layer_threads=1,
-        head_threads=2,
+        threads=1,
         products_us=6_000.0,
         attention_us=3_000.0,
         other_us=500.0,
