@@ -84,10 +84,10 @@ def without_a_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Itera
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.delenv("CXX", raising=False)
-    for cached in (library.load, compiled._library):
+    for cached in (library._load, compiled._library):
         cached.cache_clear()
     yield
-    for cached in (library.load, compiled._library):
+    for cached in (library._load, compiled._library):
         cached.cache_clear()
 
 
