@@ -112,16 +112,15 @@ def _compile(compiler: str, chosen: InstructionSet, sources: list[Path], library
         if done.returncode:
             first = next((line for line in done.stderr.splitlines() if "error" in line), done.stderr.strip()[:200])
             raise BuildError(f"{compiler} failed: {first}")
-        try:
-            _check(output)
-        except BuildError as error:
-            library.with_suffix(".failed").write_text(str(error), encoding="utf-8")
-            raise
+        _check(output, library.with_suffix(".failed"))
         output.replace(library)  # in one piece: who loads it finds all of it or nothing
 
 
-def _check(library: Path) -> None:
-    """Have the library try itself in a process of its own, which an instruction that is not there would end."""
+def _check(library: Path, failed: Path) -> None:
+    """Have the library try itself in a process of its own, which an instruction that is not there would end.
+
+    That it fails is written to ``failed``; that it could not be tried may be different the next time.
+    """
     script = "import ctypes, sys; sys.exit(ctypes.CDLL(sys.argv[1]).orca_check())"
     command = [sys.executable, "-c", script, str(library)]
     try:
@@ -129,4 +128,6 @@ def _check(library: Path) -> None:
     except (OSError, subprocess.TimeoutExpired) as error:
         raise BuildError(f"the compiled kernels cannot be tried: {error}") from error
     if done.returncode:
-        raise BuildError(f"the compiled kernels failed their check: exit code {done.returncode}")
+        reason = f"the compiled kernels failed their check: exit code {done.returncode}"
+        failed.write_text(reason, encoding="utf-8")
+        raise BuildError(reason)

@@ -180,7 +180,9 @@ class NativeKernels:
         self._groups, self._channels = Arena(), Arena()  # each read in order, layer by layer
         self._groups_bytes = function(library.orca_groups_bytes, c_int64, c_int64, c_int64)
         self._channels_bytes = function(library.orca_channels_bytes, c_int64, c_int64, c_int64)
-        self._pack_groups = function(library.orca_pack_groups, c_float, c_void_p, c_int64, c_int64, c_void_p, c_int)
+        self._pack_groups = function(
+            library.orca_pack_groups, c_float, c_void_p, c_int64, c_int64, c_void_p, c_float, c_int
+        )
         self._pack_channels = function(
             library.orca_pack_channels, None, c_void_p, c_int64, c_int64, c_void_p, c_void_p, c_int
         )
@@ -216,7 +218,7 @@ class NativeKernels:
         scales = torch.empty(channels.numel() // _padded(k, _ROW_GROUP))
         self._pack_channels(weight.data_ptr(), n, k, channels.data_ptr(), scales.data_ptr(), threads)
         groups = torch.empty(self._groups_bytes(n, k), dtype=torch.uint8)
-        error = self._pack_groups(weight.data_ptr(), n, k, groups.data_ptr(), threads)
+        error = self._pack_groups(weight.data_ptr(), n, k, groups.data_ptr(), _EXACT, threads)
         return PackedMatrix(
             n, k, self._groups.keep(groups) if error < _EXACT else None, self._channels.keep(channels), scales
         )

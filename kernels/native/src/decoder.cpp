@@ -267,13 +267,15 @@ int64_t orca_channels_bytes(int64_t n, int64_t k) {
   return w.num_tiles() * w.channels_tile_bytes();
 }
 
-// Packs w [n, k] float32 as groups. Returns the largest error relative to its group's largest weight.
-float orca_pack_groups(const float* w, int64_t n, int64_t k, uint8_t* groups, int num_threads) {
+// Packs w [n, k] float32 as groups. Returns the largest error relative to its group's largest weight; beyond `most` of it,
+// the rest is left as it is.
+float orca_pack_groups(const float* w, int64_t n, int64_t k, uint8_t* groups, float most, int num_threads) {
   const Packed packed{groups, nullptr, nullptr, n, k};
   float worst = 0.0f;
 #pragma omp parallel for schedule(static) reduction(max : worst) num_threads(num_threads)
   for (int64_t tile = 0; tile < packed.num_tiles(); ++tile)
-    for (int64_t lane = 0; lane < kLanes; ++lane) worst = std::max(worst, pack_groups(w, packed, tile * kLanes + lane, groups));
+    for (int64_t lane = 0; lane < kLanes && worst < most; ++lane)
+      worst = std::max(worst, pack_groups(w, packed, tile * kLanes + lane, groups));
   return worst;
 }
 
