@@ -146,7 +146,8 @@ class ToolCallParser:
             self._input = self._input[end:]
         if at < 0:
             return False  # white space at the beginning waits: a call may follow
-        self._begin(opening, self._input[self._input.index(opening) + len(opening) :])
+        end = self._input.index(opening) + len(opening)
+        self._begin(self._input[:end], self._input[end:])  # white space before it, too: this may be no call after all
         return True
 
     def _begin(self, opening: str, rest: str) -> None:

@@ -76,6 +76,8 @@ CASES: list[tuple[ToolCallFormat, str, str, list[tuple[str, str]]]] = [
     (HERMES, "a < b <tool_c", "a < b <tool_c", []),
     # No calls.
     (HERMES, "<tool_call>so</tool_call>", "<tool_call>so</tool_call>", []),
+    (HERMES, " \n<tool_call>so <tool_call>", " \n<tool_call>so <tool_call>", []),
+    (MISTRAL, "\n [TOOL_CALLS] none", "\n [TOOL_CALLS] none", []),
     (HERMES, '<tool_call>{"name": "none"}</tool_call>', '<tool_call>{"name": "none"}</tool_call>', []),
     (HERMES, '<tool_call> {"name": 5}', '<tool_call> {"name": 5}', []),
     (HERMES, '<tool_call>{"name": "f", "arguments": []}!', '<tool_call>{"name": "f", "arguments": []}!', []),
@@ -115,6 +117,7 @@ CASES: list[tuple[ToolCallFormat, str, str, list[tuple[str, str]]]] = [
     (LLAMA3, '{"name": "Bob", "parameters": {}}', '{"name": "Bob", "parameters": {}}', []),
     (LLAMA3, 'As JSON: {"name": "f", "parameters": {}}', 'As JSON: {"name": "f", "parameters": {}}', []),
     (LLAMA3, '<|python_tag|>print("f")', '<|python_tag|>print("f")', []),
+    (LLAMA3, " <|python_tag|>", " <|python_tag|>", []),
 ]
 
 
