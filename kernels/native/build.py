@@ -1,7 +1,8 @@
 """From C++ sources to a shared library for this processor: compiled once, kept in the user's cache.
 
 The name of the library in the cache has everything in it that it depends on: sources, flags, compiler. Plain C
-functions and no header of torch's: that takes seconds, not a minute, and does not depend on torch's version.
+functions and no header of torch's: that takes seconds, not a minute, and does not depend on torch's version. Files are
+compiled side by side, one on each CPU.
 """
 
 from __future__ import annotations
@@ -13,13 +14,14 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
 __all__ = ["BuildError", "InstructionSet", "build", "cpu_flags", "instruction_sets"]
 
 _SOURCES = Path(__file__).parent / "src"
-_FLAGS = ("-O3", "-std=c++17", "-fopenmp", "-fPIC", "-shared", "-fno-math-errno", "-Wno-maybe-uninitialized")
+_FLAGS = ("-O3", "-std=c++17", "-fopenmp", "-fPIC", "-fno-math-errno", "-Wno-maybe-uninitialized")
 _TIMEOUT_S = 300
 
 
@@ -102,18 +104,26 @@ def _version(compiler: str) -> str:
 
 
 def _compile(compiler: str, chosen: InstructionSet, sources: list[Path], library: Path) -> None:
+    command = [compiler, *_FLAGS, *chosen.flags]
     with tempfile.TemporaryDirectory(dir=library.parent) as folder:
-        output = Path(folder) / library.name
-        command = [compiler, *_FLAGS, *chosen.flags, *map(str, sources), "-o", str(output)]
-        try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)  # noqa: S603
-        except (OSError, subprocess.TimeoutExpired) as error:
-            raise BuildError(f"{compiler} cannot be run: {error}") from error
-        if done.returncode:
-            first = next((line for line in done.stderr.splitlines() if "error" in line), done.stderr.strip()[:200])
-            raise BuildError(f"{compiler} failed: {first}")
+        output, objects = Path(folder) / library.name, [f"{folder}/{source.stem}.o" for source in sources]
+        compilations = [[*command, "-c", str(source), "-o", to] for source, to in zip(sources, objects, strict=True)]
+        with ThreadPoolExecutor(os.cpu_count()) as threads:
+            list(threads.map(_run, compilations))
+        _run([*command, "-shared", *objects, "-o", str(output)])
         _check(output, library.with_suffix(".failed"))
         output.replace(library)  # in one piece: who loads it finds all of it or nothing
+
+
+def _run(command: list[str]) -> None:
+    """Run a compiler. Raises ``BuildError`` with the first error that it tells."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)  # noqa: S603
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise BuildError(f"{command[0]} cannot be run: {error}") from error
+    if done.returncode:
+        first = next((line for line in done.stderr.splitlines() if "error" in line), done.stderr.strip()[:200])
+        raise BuildError(f"{command[0]} failed: {first}")
 
 
 def _check(library: Path, failed: Path) -> None:
