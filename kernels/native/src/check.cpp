@@ -42,7 +42,7 @@ bool products_are_right() {
     for (const int64_t num_rows : {int64_t{1}, int64_t{5}, kFewRows, int64_t{13}, int64_t{20}, most}) {
       [[maybe_unused]] const AmxTiles tiles;
       linear_in_team(w, rows, num_rows, {y.data(), n});
-      const Packed used{num_rows <= kFewRows ? w.groups : nullptr, w.channels, w.scales, n, k};
+      const Packed used{are_few(num_rows) ? w.groups : nullptr, w.channels, w.scales, n, k};
       for (int64_t column = 0; column < n; ++column) {
         unpack_row(used, column, row_weights.data());
         for (int64_t row = 0; row < num_rows; ++row) {

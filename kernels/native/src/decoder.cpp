@@ -10,7 +10,6 @@
 #include "attention.h"
 #include "elementwise.h"
 #include "linear.h"
-#include "pack.h"
 
 using namespace orca;
 
@@ -128,8 +127,8 @@ void gate_up_in_team(const Packed& gate_up, const Rows& rows, int64_t num_tokens
     const int64_t row = item / groups * kRowBlock, end = std::min(num_tokens, row + kRowBlock);
     const Target to_gate{gate[0], kRowGroup, nullptr, false, row, column}, to_up{up[0], kRowGroup, nullptr, false, row, size + column};
     for (int64_t c = 0; c < columns; c += kPair * kLanes) {
-      multiply_pair(gate_up, rows, row, end, (column + c) / kLanes, num_tokens <= kFewRows, to_gate);
-      multiply_pair(gate_up, rows, row, end, (size + column + c) / kLanes, num_tokens <= kFewRows, to_up);
+      multiply_pair(gate_up, rows, row, end, (column + c) / kLanes, are_few(num_tokens), to_gate);
+      multiply_pair(gate_up, rows, row, end, (size + column + c) / kLanes, are_few(num_tokens), to_up);
     }
     for (int64_t t = row; t < end; ++t) {
       silu_mul_row(gate[t - row], up[t - row], columns, gate[t - row]);
@@ -254,41 +253,5 @@ int64_t orca_linear_workspace_bytes(int64_t num_rows, int64_t k) {
   uint8_t* end = nullptr;
   Workspace::take_rows(end, num_rows, k);
   return reinterpret_cast<int64_t>(end);
-}
-
-// Bytes that weights [n, k] take as groups and as channels.
-int64_t orca_groups_bytes(int64_t n, int64_t k) {
-  const Packed w{nullptr, nullptr, nullptr, n, k};
-  return w.num_tiles() * w.groups_tile_bytes();
-}
-
-int64_t orca_channels_bytes(int64_t n, int64_t k) {
-  const Packed w{nullptr, nullptr, nullptr, n, k};
-  return w.num_tiles() * w.channels_tile_bytes();
-}
-
-// Packs w [n, k] float32 as groups. Returns the largest error relative to its group's largest weight; beyond `most` of it,
-// the rest is left as it is.
-float orca_pack_groups(const float* w, int64_t n, int64_t k, uint8_t* groups, float most, int num_threads) {
-  const Packed packed{groups, nullptr, nullptr, n, k};
-  float worst = 0.0f;
-#pragma omp parallel for schedule(static) reduction(max : worst) num_threads(num_threads)
-  for (int64_t tile = 0; tile < packed.num_tiles(); ++tile)
-    for (int64_t lane = 0; lane < kLanes && worst < most; ++lane)
-      worst = std::max(worst, pack_groups(w, packed, tile * kLanes + lane, groups));
-  return worst;
-}
-
-// Packs w [n, k] float32 as channels; scales [n padded to whole tiles].
-void orca_pack_channels(const float* w, int64_t n, int64_t k, uint8_t* channels, float* scales, int num_threads) {
-  const Packed packed{nullptr, channels, scales, n, k};
-#pragma omp parallel for schedule(static) num_threads(num_threads)
-  for (int64_t tile = 0; tile < packed.num_tiles(); ++tile)
-    for (int64_t lane = 0; lane < kLanes; ++lane) pack_channel(w, packed, tile * kLanes + lane, channels, scales);
-}
-
-// Some rows of packed weights as float32, from groups where they are there: out [count, k].
-void orca_gather_rows(const Packed* w, const int64_t* row_numbers, int64_t count, float* out) {
-  for (int64_t i = 0; i < count; ++i) unpack_row(*w, row_numbers[i], out + i * w->k);
 }
 }

@@ -103,7 +103,7 @@ int64_t orca_greedy_head(const Packed* w, const float* hidden, const int64_t* ro
       const int64_t first = item % pieces * kPairsAtOnce, last = std::min(pairs, first + kPairsAtOnce);
       for (int64_t pair = first; pair < last; ++pair) {
         const int64_t columns = std::min<int64_t>(kColumns, w->n - pair * kColumns);
-        multiply_pair(*w, rows, row, end, pair * kPair, num_rows <= kFewRows, {products[0], kColumns, nullptr, false, row, pair * kColumns});
+        multiply_pair(*w, rows, row, end, pair * kPair, are_few(num_rows), {products[0], kColumns, nullptr, false, row, pair * kColumns});
         for (int64_t at = 0; at < end - row; ++at) {
           std::fill(products[at] + columns, products[at] + kColumns, -std::numeric_limits<float>::infinity());
           if (pair == first)

@@ -22,6 +22,8 @@ constexpr int64_t kRowBlock = 96;      // rows of activations that stay in the L
 constexpr int64_t kRowsAtOnce = 32;    // a product may read so many rows together, whatever they hold
 constexpr int kGroupBytes = kLanes * kGroup / 2 + 4 * kLanes;
 
+inline bool are_few(int64_t num_rows) { return num_rows <= kFewRows; }
+
 struct Packed {
   const uint8_t* groups;    // null: these weights have no exact 4-bit form
   const uint8_t* channels;
@@ -232,7 +234,7 @@ inline void linear_in_team(const Packed& w, const Rows& rows, int64_t num_rows, 
   for (int64_t item = 0; item < blocks * pieces; ++item) {
     const int64_t row = item / pieces * kRowBlock, end = std::min(num_rows, row + kRowBlock);
     const int64_t first = item % pieces * pairs_at_once, last = std::min(pairs, first + pairs_at_once);
-    for (int64_t pair = first; pair < last; ++pair) multiply_pair(w, rows, row, end, pair * kPair, num_rows <= kFewRows, to);
+    for (int64_t pair = first; pair < last; ++pair) multiply_pair(w, rows, row, end, pair * kPair, are_few(num_rows), to);
   }
 }
 
