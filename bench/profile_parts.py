@@ -54,8 +54,6 @@ _T = TypeVar("_T")
 _BLOCK = 16
 _WARM_UP = 3
 _TIMINGS = ("products", "attention", "other")
-_FEW_ROWS = 8
-"""Up to so many the kernels take weights in 4 bits where they have them, as the default model's layers; else in 8."""
 _GROUPS_BYTES = 0.625
 """Of a 4-bit weight, with its part of a scale and an offset of 2 bytes each for 32."""
 _CPU = torch.device("cpu")
@@ -134,7 +132,7 @@ class ModelProfiler:
             attention_us=us["attention"],
             other_us=us["layers"] - us["products"] - us["attention"],
             head_us=us["head"],
-            products_bytes=int(size * (_GROUPS_BYTES if num_sequences <= _FEW_ROWS else 1)),
+            products_bytes=int(size * (_GROUPS_BYTES if num_sequences <= library.load().few_rows else 1)),
             products_multiplies=num_sequences * size,
             attention_bytes=num_sequences * context * self._loaded.block_bytes(_BLOCK) // _BLOCK,
             head_bytes=head_size,

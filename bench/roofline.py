@@ -10,6 +10,7 @@ import torch
 
 from kernels.memory import huge_pages
 from kernels.native import library
+from kernels.native.packing import Packer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -43,7 +44,7 @@ def measure_roofline(threads: tuple[int, ...]) -> Roofline:
     memory.fill_(1)
     words = memory.view(torch.int64)
     rows, n, k = 256, 1536, 576  # a layer's gate and up projection of the default model
-    matrix, x = kernels.pack(torch.randn(n, k)), torch.randn(rows, k)
+    matrix, x = Packer(kernels).pack(torch.randn(n, k)), torch.randn(rows, k)
     reads, multiplies = [], []
     before = torch.get_num_threads()
     for number in threads:

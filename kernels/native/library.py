@@ -9,14 +9,13 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
-from ctypes import POINTER, Structure, byref, c_double, c_float, c_int, c_int64, c_void_p
+from ctypes import POINTER, Structure, byref, c_double, c_int, c_int64, c_void_p
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 
-from kernels.memory import Arena
 from kernels.native.build import BuildError, build, cpu_flags, instruction_sets
 from kernels.native.threads import threads_for
 
@@ -51,9 +50,6 @@ UNIT = 16
 MAX_HEAD_DIM = 256
 DIM_MULTIPLE = 16
 """Numbers of a head are a multiple of it."""
-
-_ROW_GROUP = 64
-"""Columns are padded to a multiple of it."""
 
 
 class KernelsUnavailableError(Exception):
@@ -177,15 +173,8 @@ class NativeKernels:
         """Why better instruction sets of this machine are not used."""
         self.library = library = ctypes.CDLL(str(path))
         """Of which ``operations`` knows other functions."""
-        self._groups, self._channels = Arena(), Arena()  # each read in order, layer by layer
-        self._groups_bytes = function(library.orca_groups_bytes, c_int64, c_int64, c_int64)
-        self._channels_bytes = function(library.orca_channels_bytes, c_int64, c_int64, c_int64)
-        self._pack_groups = function(
-            library.orca_pack_groups, c_float, c_void_p, c_int64, c_int64, c_void_p, c_float, c_int
-        )
-        self._pack_channels = function(
-            library.orca_pack_channels, None, c_void_p, c_int64, c_int64, c_void_p, c_void_p, c_int
-        )
+        self.few_rows: int = function(library.orca_few_rows, c_int64)()
+        """The most rows for which products use weights of 4 bits."""
         self._linear = function(
             library.orca_linear,
             None,
@@ -210,19 +199,6 @@ class NativeKernels:
             *(POINTER(CModel), POINTER(CLayer), c_int64, c_void_p, c_void_p, c_void_p, c_int),
         )
 
-    def pack(self, weight: Tensor) -> PackedMatrix:
-        """Quantise [n, k] float32: to 8 bits, and to 4 as well where that loses nothing, as in a Q4_0 or Q4_1 file."""
-        n, k = weight.shape
-        threads = torch.get_num_threads()
-        channels = torch.empty(self._channels_bytes(n, k), dtype=torch.uint8)
-        scales = torch.empty(channels.numel() // _padded(k, _ROW_GROUP))
-        self._pack_channels(weight.data_ptr(), n, k, channels.data_ptr(), scales.data_ptr(), threads)
-        groups = torch.empty(self._groups_bytes(n, k), dtype=torch.uint8)
-        error = self._pack_groups(weight.data_ptr(), n, k, groups.data_ptr(), _EXACT, threads)
-        return PackedMatrix(
-            n, k, self._groups.keep(groups) if error < _EXACT else None, self._channels.keep(channels), scales
-        )
-
     def linear(self, x: Tensor, weight: PackedMatrix, norm: Tensor | None = None, eps: float = 0.0) -> Tensor:
         """Return x [T, k] times the weights, [T, n] float32; with ``norm``, of x / rms(x) * norm."""
         out = x.new_empty(x.shape[0], weight.n)
@@ -239,14 +215,6 @@ class NativeKernels:
         out = torch.empty(rows.shape[0], weight.k)
         self._gather(byref(weight.as_c()), rows.data_ptr(), rows.shape[0], out.data_ptr())
         return out
-
-
-_EXACT = 1e-3
-"""Largest error, relative to the largest weight of its group, that rounding of scales alone explains."""
-
-
-def _padded(size: int, to: int) -> int:
-    return -(-size // to) * to
 
 
 def function(pointer: ctypes._NamedFuncPointer, result: type | None, *arguments: type) -> ctypes._NamedFuncPointer:

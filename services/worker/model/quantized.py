@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from kernels.native.library import NativeKernels
+    from kernels.native.packing import Packer
     from services.worker.batch import ForwardBatch
     from services.worker.kv_cache import KvCache
     from services.worker.model.linear import VocabParallelEmbedding
@@ -77,14 +78,14 @@ class QuantizedLayer:
     down: PackedMatrix
 
     @classmethod
-    def pack(cls, kernels: NativeKernels, weights: LlamaWeights) -> QuantizedLayer:
+    def pack(cls, packer: Packer, weights: LlamaWeights) -> QuantizedLayer:
         """Quantise a layer that was read as float32."""
         return cls(
             weights.without_matrices(),
-            qkv=kernels.pack(weights.qkv.weight),
-            o=kernels.pack(weights.o.weight),
-            gate_up=kernels.pack(weights.gate_up.weight),
-            down=kernels.pack(weights.down.weight),
+            qkv=packer.pack(weights.qkv.weight),
+            o=packer.pack(weights.o.weight),
+            gate_up=packer.pack(weights.gate_up.weight),
+            down=packer.pack(weights.down.weight),
         )
 
     def as_c(self) -> CLayer:
@@ -169,9 +170,9 @@ class QuantizedVocab:
     tp: TensorParallel
 
     @classmethod
-    def pack(cls, kernels: NativeKernels, whole: VocabParallelEmbedding) -> QuantizedVocab:
+    def pack(cls, packer: Packer, whole: VocabParallelEmbedding) -> QuantizedVocab:
         """Quantise a table that was read as float32."""
-        return cls(kernels, kernels.pack(whole.table), whole.vocab, whole.tp)
+        return cls(packer.kernels, packer.pack(whole.table), whole.vocab, whole.tp)
 
     def __call__(self, token_ids: Tensor) -> Tensor:
         """Return [T, hidden] float32; token_ids [T] int64."""

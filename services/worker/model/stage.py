@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 import torch
 import torch.nn.functional as F  # noqa: N812 - the name that everyone uses
 
+from kernels.native.packing import Packer
 from services.worker.model.gpt2 import Gpt2Block, Gpt2Decoder, LayerNorm
 from services.worker.model.linear import OutputHead, VocabParallelEmbedding
 from services.worker.model.llama import LlamaBlock, LlamaDecoder, LlamaWeights, RmsNorm, rotation_at
@@ -160,22 +161,22 @@ def _load_quantized(
     kernels: NativeKernels, parameters: Parameters, layers: range, steps: _Steps, *, is_first: bool, is_last: bool
 ) -> StageModel:
     """The same with quantised weights: each matrix is read as float32, quantised and dropped."""
-    config, tp = parameters.config, parameters.tp
+    config, tp, packer = parameters.config, parameters.tp, Packer(kernels)
     tokens = None
     if is_first:
-        tokens = steps.did(QuantizedVocab.pack(kernels, _load_vocab(parameters, "embed_tokens.weight")))
-    packed = [steps.did(QuantizedLayer.pack(kernels, LlamaWeights.load(parameters, index))) for index in layers]
+        tokens = steps.did(QuantizedVocab.pack(packer, _load_vocab(parameters, "embed_tokens.weight")))
+    packed = [steps.did(QuantizedLayer.pack(packer, LlamaWeights.load(parameters, index))) for index in layers]
     rotation = rotation_at(config, torch.arange(config.max_model_len))
     decoder = QuantizedLlama(kernels, config, packed, rotation, tp)
     head = None
     if is_last:
         norm = RmsNorm.load(parameters, "norm")
         if not config.tie_embeddings:
-            vocab = QuantizedVocab.pack(kernels, _load_vocab(parameters, "lm_head.weight"))
+            vocab = QuantizedVocab.pack(packer, _load_vocab(parameters, "lm_head.weight"))
         else:
             whole = _load_vocab(parameters, "embed_tokens.weight")
             _check_redundant_head(parameters, whole)
-            vocab = tokens or QuantizedVocab.pack(kernels, whole)
+            vocab = tokens or QuantizedVocab.pack(packer, whole)
         head = steps.did(QuantizedHead(norm, vocab, config.vocab_size))
     return _Stage(config, None if tokens is None else _Embedding(tokens, None), decoder, head)
 

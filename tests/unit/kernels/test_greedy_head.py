@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from kernels.native.head import GreedyHead
+from kernels.native.packing import Packer
 
 if TYPE_CHECKING:
     from kernels.native.library import NativeKernels
@@ -18,7 +19,7 @@ EPS = 1e-5
 @pytest.mark.parametrize(("n", "k"), [(1000, 64), (16, 96), (33, 576), (2048, 128)])
 def test_tokens_are_those_of_the_logits(kernels: NativeKernels, n: int, k: int, num_rows: int, threads: int) -> None:
     generator = torch.Generator().manual_seed(n * k + num_rows)
-    vocab = kernels.pack(torch.randn(n, k, generator=generator))
+    vocab = Packer(kernels).pack(torch.randn(n, k, generator=generator))
     norm = torch.rand(k, generator=generator) + 0.5
     hidden = torch.randn(num_rows + 5, k, generator=generator)
     rows = torch.randperm(num_rows + 5, generator=generator)[:num_rows]
@@ -37,7 +38,7 @@ def test_the_first_of_equals(kernels: NativeKernels) -> None:
     row = torch.randn(64)
     weights = torch.zeros(3000, 64)
     weights[[41, 1040, 2999]] = row
-    head = GreedyHead(kernels, kernels.pack(weights), torch.ones(64), EPS)
+    head = GreedyHead(kernels, Packer(kernels).pack(weights), torch.ones(64), EPS)
     tokens, invalid = head(torch.stack([row, -row]), torch.tensor([0, 1, 0]))
     assert tokens.tolist() == [41, 0, 41]
     assert invalid == []
@@ -47,7 +48,7 @@ def test_the_first_of_equals(kernels: NativeKernels) -> None:
 def test_what_is_not_finite_is_told(kernels: NativeKernels, bad: float) -> None:
     hidden = torch.randn(4, 64)
     hidden[2, 5] = bad
-    head = GreedyHead(kernels, kernels.pack(torch.randn(100, 64)), torch.ones(64), EPS)
+    head = GreedyHead(kernels, Packer(kernels).pack(torch.randn(100, 64)), torch.ones(64), EPS)
     tokens, invalid = head(hidden, torch.tensor([3, 2, 1]))
     assert invalid == [1]
     assert tokens[1] == 0

@@ -11,6 +11,7 @@ from kernels import reference
 from kernels.native import library
 from kernels.native.build import BuildError, InstructionSet, build, instruction_sets
 from kernels.native.library import NativeKernels
+from kernels.native.packing import Packer
 from tests.instruction_sets import AMX, AVX2, AVX512, AVX512_BF16, RUNNABLE
 
 if TYPE_CHECKING:
@@ -26,14 +27,10 @@ def q4_1(n: int, k: int) -> torch.Tensor:
     return (q * scale + offset).view(n, k)
 
 
-FEW = 8
-"""Rows for which weights of 4 bits are used as such."""
-
-
 @pytest.mark.parametrize(("n", "k"), [(16, 32), (48, 96), (37, 64), (1, 32), (70, 160)])
 def test_weights_of_four_bits_are_met_exactly(kernels: NativeKernels, n: int, k: int) -> None:
     weight = q4_1(n, k)
-    packed = kernels.pack(weight)
+    packed = Packer(kernels).pack(weight)
     assert packed.groups is not None
     rows = torch.randperm(n)
     assert torch.allclose(kernels.gather_rows(packed, rows), weight[rows], rtol=0, atol=2e-6)
@@ -45,7 +42,7 @@ def test_four_bits_in_eighths_of_the_largest_are_met_too(kernels: NativeKernels)
     q[..., 5] = 0
     scale = ((torch.rand(20, 3, 1) + 0.1) * torch.randint(0, 2, (20, 3, 1)).mul(2).sub(1)).half().float()
     weight = ((q - 8) * scale).view(20, 96)
-    packed = kernels.pack(weight)
+    packed = Packer(kernels).pack(weight)
     assert packed.groups is not None
     error = (kernels.gather_rows(packed, torch.arange(20)) - weight).abs()
     assert (error <= 1e-3 * weight.abs().amax()).all()
@@ -56,7 +53,7 @@ def test_what_is_not_finite_stays_so(kernels: NativeKernels, spoilt: float) -> N
     x, norm = torch.randn(12, 96), torch.ones(96)
     x[1, 70] = spoilt
     for weight in (q4_1(40, 96), torch.randn(40, 96)):
-        packed = kernels.pack(weight)
+        packed = Packer(kernels).pack(weight)
         for num_rows in (3, 12):
             for result in (kernels.linear(x[:num_rows], packed), kernels.linear(x[:num_rows], packed, norm, 1e-5)):
                 assert result[1].isnan().all()
@@ -66,25 +63,25 @@ def test_what_is_not_finite_stays_so(kernels: NativeKernels, spoilt: float) -> N
 def test_weights_that_are_not_finite_have_no_four_bit_form(kernels: NativeKernels) -> None:
     weight = q4_1(16, 32)
     weight[3, 4] = float("nan")
-    assert kernels.pack(weight).groups is None
-    assert kernels.pack(q4_1(16, 32) * 1e7).groups is None
+    assert Packer(kernels).pack(weight).groups is None
+    assert Packer(kernels).pack(q4_1(16, 32) * 1e7).groups is None
 
 
 @pytest.mark.parametrize(("n", "k"), [(40, 128), (33, 32), (2, 96)])
 def test_other_weights_lose_half_a_step_of_their_row_at_most(kernels: NativeKernels, n: int, k: int) -> None:
     weight = torch.randn(n, k)
     weight[n // 2] = 0.0
-    packed = kernels.pack(weight)
+    packed = Packer(kernels).pack(weight)
     assert packed.groups is None
     step = weight.abs().amax(1, keepdim=True) / 127
     assert ((kernels.gather_rows(packed, torch.arange(n)) - weight).abs() <= 0.51 * step).all()
 
 
 @pytest.mark.parametrize("four_bits", [True, False])
-@pytest.mark.parametrize("num_rows", [1, 2, 3, 7, FEW, FEW + 1, 13, 16, 64, 101, 250])
+@pytest.mark.parametrize("num_rows", [1, 2, 3, 7, 8, 9, 13, 16, 64, 101, 250])
 def test_products(kernels: NativeKernels, num_rows: int, *, four_bits: bool) -> None:
     weight = q4_1(72, 96) if four_bits else torch.randn(72, 96)
-    packed = kernels.pack(weight)
+    packed = Packer(kernels).pack(weight)
     x, norm = torch.randn(num_rows, 96), torch.rand(96) + 0.5
     x[0] *= 1e4
     for result, expected in (
@@ -97,15 +94,15 @@ def test_products(kernels: NativeKernels, num_rows: int, *, four_bits: bool) -> 
 
 def test_a_row_does_not_depend_on_the_others(kernels: NativeKernels) -> None:
     """As long as they are few, or many; and with weights that are not of 4 bits, in any case."""
-    x = torch.randn(130, 128)
-    for weight, few in ((q4_1(160, 128), FEW), (torch.randn(160, 128), 1)):
-        packed = kernels.pack(weight)
+    x, most = torch.randn(130, 128), kernels.few_rows
+    for weight, few in ((q4_1(160, 128), most), (torch.randn(160, 128), 1)):
+        packed = Packer(kernels).pack(weight)
         for num_rows in (few, 130):
             together = kernels.linear(x[:num_rows], packed)
             for row in {0, few - 1, num_rows // 2, num_rows - 1}:
-                some = slice(0, row + 1) if row >= FEW else slice(row, row + 1)
-                if num_rows == 130 and few > 1 and row < FEW:
-                    some = slice(0, FEW + 1)
+                some = slice(0, row + 1) if row >= most else slice(row, row + 1)
+                if num_rows == 130 and few > 1 and row < most:
+                    some = slice(0, most + 1)
                 assert torch.equal(kernels.linear(x[some], packed)[row - some.start], together[row])
 
 
@@ -118,7 +115,7 @@ def test_processors_with_byte_products_agree_bit_for_bit(compiled: Path) -> None
     results = []
     for name, instructions in chosen.items():
         kernels = NativeKernels(build(instructions, compiled), name)
-        results.append(kernels.linear(x, kernels.pack(weight)))
+        results.append(kernels.linear(x, Packer(kernels).pack(weight)))
     assert all(torch.equal(result, results[0]) for result in results)
 
 
