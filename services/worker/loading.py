@@ -213,10 +213,10 @@ def _choose_numbers(place: Place, config: ModelConfig) -> Numbers:
         fault = quantization_fault(config, tp_size=place.tp_size, block_size=place.block_size)
         if fault is None and kernels is not None:
             return Numbers(_QUANTIZED, torch.float32, torch.bfloat16, kernels)
-        fault = fault or missing or "it is for CPUs"
         if name == _QUANTIZED:
-            raise ConfigError(f"--dtype {_QUANTIZED} cannot be had: {fault}")
-        get_logger().info("not_quantized", reason=fault, dtype="float32")
+            raise ConfigError(f"--dtype {_QUANTIZED} cannot be had: {fault or missing or 'it is for CPUs'}")
+        if fault is not None:  # that there are no kernels has been told
+            get_logger().info("not_quantized", reason=fault, dtype="float32")
         name = "float32"
     return Numbers(name, _DTYPES[name], _DTYPES[name])
 
