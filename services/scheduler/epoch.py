@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from grpc import aio
@@ -47,27 +47,22 @@ class EngineLink:
     info: EngineInfo
     workers: list[tuple[Registration, aio.Channel]]
     """In order of world rank."""
-    _plans: aio.StreamUnaryCall[worker_pb2.StepPlan, worker_pb2.ExecuteSummary]
+    _control: aio.StreamUnaryCall[worker_pb2.StepPlan, worker_pb2.ExecuteSummary]
     _results: aio.UnaryStreamCall[worker_pb2.StreamResultsRequest, worker_pb2.StepResult]
-    _over: asyncio.Future[None]
-    """Done when the epoch is over, before its calls are cancelled."""
+    _plans: asyncio.Queue[worker_pb2.StepPlan] = field(default_factory=asyncio.Queue)
+    """On their way into stage 0: iterations in flight, so never many."""
 
-    async def send(self, plan: StepPlan) -> None:
-        """Send a control message into stage 0. Raises ``EngineLostError``.
+    def send(self, plan: StepPlan) -> None:
+        """Send a control message into stage 0; returns at once."""
+        self._plans.put_nowait(step_plan_to_pb(plan))
 
-        A write that is pending when its call is cancelled may never return, or be cancelled itself: it is not awaited
-        past the end of the epoch.
-        """
-        write = asyncio.ensure_future(self._plans.write(step_plan_to_pb(plan)))
+    async def pump_plans(self) -> None:
+        """Write control messages as they are sent. Never returns; raises ``EngineLostError`` when the stream breaks."""
         try:
-            await asyncio.wait({write, self._over}, return_when=asyncio.FIRST_COMPLETED)
-            if not write.done() or write.cancelled():
-                raise EngineLostError("the epoch ended before stage 0 took a control message")
-            write.result()
-        except (aio.AioRpcError, asyncio.InvalidStateError) as failure:
-            raise EngineLostError(f"stage 0 took no control message: {failure}") from failure
-        finally:
-            write.cancel()
+            while True:
+                await self._control.write(await self._plans.get())
+        except (aio.AioRpcError, asyncio.InvalidStateError):
+            await self.watch_plans()  # which tells why
 
     async def pump_results(self, deliver: Callable[[StepResult], None]) -> None:
         """Hand on results as they come. Never returns; raises ``EngineLostError`` when the stream ends."""
@@ -81,7 +76,7 @@ class EngineLink:
     async def watch_plans(self) -> None:
         """Wait for the control stream to break. Never returns; raises ``EngineLostError``."""
         try:
-            await self._plans
+            await self._control
         except aio.AioRpcError as failure:
             raise EngineLostError(str(error_from_rpc(failure, "control stream of stage 0"))) from failure
         raise EngineLostError("stage 0 ended its control stream")
@@ -115,12 +110,10 @@ async def join_epoch(
         )
         first = worker_pb2_grpc.WorkerStub(channels[0])
         last = worker_pb2_grpc.WorkerStub(channels[topology.world_rank(topology.num_stages - 1, 0)])
-        plans = first.Execute()
-        stack.callback(plans.cancel)
+        control = first.Execute()
+        stack.callback(control.cancel)
         results = last.StreamResults(worker_pb2.StreamResultsRequest(epoch=epoch))
         stack.callback(results.cancel)
-        over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        stack.callback(over.set_result, None)
         yield EngineLink(
             epoch=epoch,
             capacity=capacity,
@@ -135,9 +128,8 @@ async def join_epoch(
                 dtype=joined[0].dtype,
             ),
             workers=list(zip(claims, channels, strict=True)),
-            _plans=plans,
+            _control=control,
             _results=results,
-            _over=over,
         )
 
 

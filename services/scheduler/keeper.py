@@ -117,6 +117,7 @@ class EngineKeeper:
             asyncio.ensure_future(watch)
             for watch in (
                 link.pump_results(self._loop.deliver),
+                link.pump_plans(),
                 link.watch_plans(),
                 self._watch_claims(),
                 watch_heartbeats(link.workers, self._registry, self._heartbeat_s),

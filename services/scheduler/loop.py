@@ -75,7 +75,8 @@ class EngineLoop:
         self._sessions: set[Outbox] = set()
         self._link: EngineLink | None = None
         self._on_lost: Callable[[EngineLostError], None] | None = None
-        self._progress = asyncio.Event()
+        self._progress_ns = clock.now_ns()
+        """When an iteration was last sent or came back."""
         self.has_results = False
         """Whether anything has come back in this epoch, or the last one."""
         self._draining = False
@@ -127,20 +128,21 @@ class EngineLoop:
 
         A worker whose computation hangs still gives signs of life, so nothing else would tell.
         """
+        self._progress_ns = self._clock.now_ns()
         while True:
-            self._progress.clear()
-            try:
-                async with asyncio.timeout(limit_s):
-                    await self._progress.wait()
-            except TimeoutError:
-                stats = self._core.stats()
-                if stats.num_in_flight_steps:
-                    raise EngineLostError(f"no iteration has come back for {limit_s:g} s: a worker hangs") from None
-                if stats.num_running or stats.num_waiting:
-                    raise EngineLostError(
-                        f"{stats.num_waiting} requests wait and {stats.num_running} have started, but no iteration "
-                        f"has been sent for {limit_s:g} s: the scheduler is stuck"
-                    ) from None
+            left_s = limit_s - (self._clock.now_ns() - self._progress_ns) / 1e9
+            if left_s > 0:
+                await asyncio.sleep(left_s)
+                continue
+            stats = self._core.stats()
+            if stats.num_in_flight_steps:
+                raise EngineLostError(f"no iteration has come back for {limit_s:g} s: a worker hangs")
+            if stats.num_running or stats.num_waiting:
+                raise EngineLostError(
+                    f"{stats.num_waiting} requests wait and {stats.num_running} have started, but no iteration "
+                    f"has been sent for {limit_s:g} s: the scheduler is stuck"
+                )
+            self._progress_ns = self._clock.now_ns()  # nothing to do
 
     async def drain(self) -> None:
         """Refuse new requests from now on and wait until those in the pool have ended."""
@@ -167,7 +169,7 @@ class EngineLoop:
             events: list[TokenEvent] = []
             while self._inbox:
                 events += self._handle(self._inbox.popleft())
-            events += await self._send_plans()
+            self._send_plans()
             self._publish(events)
             if self._core.idle and not self._idle.is_set():
                 self._check_invariants()
@@ -223,9 +225,8 @@ class EngineLoop:
     def _apply(self, result: StepResult) -> list[TokenEvent]:
         if self._link is None or result.epoch != self._link.epoch:
             return []  # of an epoch that is over
-        self._progress.set()
         self.has_results = True
-        now_ns = self._clock.now_ns()
+        self._progress_ns = now_ns = self._clock.now_ns()
         try:
             events = self._core.apply(result, now_ns)
         except ProtocolError as broken:
@@ -233,20 +234,16 @@ class EngineLoop:
         self._metrics.applied(now_ns)
         return events
 
-    async def _send_plans(self) -> list[TokenEvent]:
+    def _send_plans(self) -> None:
         """Fill the pipeline; filling it comes before everything else."""
         while self._link is not None:
             now_ns = self._clock.now_ns()
             plan = self._core.schedule(now_ns)
             if plan is None:
-                return []
-            self._progress.set()
-            try:
-                await self._link.send(plan)
-            except EngineLostError as lost:
-                return self._report_lost(lost)
+                return
+            self._progress_ns = now_ns
+            self._link.send(plan)
             self._metrics.sent(now_ns, len(plan.rows), sum(plan.num_tokens))
-        return []
 
     def _report_lost(self, lost: EngineLostError) -> list[TokenEvent]:
         events = self._lose_engine()

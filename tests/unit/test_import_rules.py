@@ -55,6 +55,8 @@ SLEEPS = {
     "services/cli/top.py",
     # Asks for a sign of life now and then.
     "services/scheduler/heartbeat.py",
+    # Looks after a limit whether there has been progress.
+    "services/scheduler/loop.py",
     # Looks at its file now and then.
     "services/gateway/api_keys.py",
 }

@@ -43,7 +43,7 @@ class FakeLink:
     info: EngineInfo = INFO
     plans: list[StepPlan] = field(default_factory=list)
 
-    async def send(self, plan: StepPlan) -> None:
+    def send(self, plan: StepPlan) -> None:
         self.plans.append(plan)
 
 
