@@ -18,7 +18,7 @@ from kernels.native.operations import Operations
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["add_rms_norm", "paged_attention", "rms_norm", "rotate_and_write_kv", "silu_mul", "write_kv"]
+__all__ = ["add_rms_norm", "paged_attention", "rms_norm", "rotate_and_write_kv", "sample", "silu_mul", "write_kv"]
 
 _KV_DTYPES = (torch.float32, torch.bfloat16)
 
@@ -87,6 +87,14 @@ def paged_attention(
     return operations.paged_attention(
         _heads_together(q), k_cache, v_cache, query_start, context_lens, block_tables, scale
     ).to(q.dtype)
+
+
+def sample(
+    logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, uniform: Tensor
+) -> tuple[Tensor, Tensor]:
+    """See ``reference.sample``."""
+    operations, columns = _for_rows(logits), (temperature, top_k, top_p, min_p, uniform)
+    return cpu.sample(logits, *columns) if operations is None else operations.sample(logits, *columns)
 
 
 @functools.cache

@@ -1,7 +1,7 @@
 """Every operation in plain torch: the truth that the fast ones are tested against, readable rather than quick.
 
 Types: inputs may be float32, float16 or bfloat16; sums, norms, angles and softmax are computed in float32 and rounded
-once, to the input's type.
+once, to the input's type. Equal logits rank by token id, the smaller one first.
 """
 
 from __future__ import annotations
@@ -15,9 +15,11 @@ __all__ = [
     "argmax",
     "gelu_tanh",
     "layer_norm",
+    "most_probable",
     "paged_attention",
     "rms_norm",
     "rotate_and_write_kv",
+    "sample",
     "silu_mul",
     "write_kv",
 ]
@@ -127,3 +129,35 @@ def _context(cache: Tensor, block_table: Tensor, context_len: int) -> Tensor:
 def argmax(x: Tensor) -> Tensor:
     """Return where the largest element of the last axis is, [...] int64; not-a-number counts as the largest."""
     return x.max(dim=-1).indices
+
+
+def most_probable(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Return the largest logits in the order of their rank, and their ids int64; logits [S, vocab] to [S, count]."""
+    top = logits.sort(dim=-1, descending=True, stable=True)
+    return top.values[:, :count], top.indices[:, :count]
+
+
+def sample(
+    logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, uniform: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return a token for each row of logits [S, vocab] float32, ids [S] int64, and whether they are valid, [S] bool.
+
+    The parameters are [S]: temperature float32, at least 1e-5; top_k int32, keep so many of the most probable tokens,
+    0: all, 1: greedy; top_p float32 in [0, 1], keep the fewest most probable of those whose probabilities sum to this,
+    at least one; min_p float32 in [0, 1], drop tokens less probable than this times the most probable one. What is left
+    is drawn from in the order of token ids, by inverse transform of uniform, float64 in [0, 1 - 2^-32]. Sums are
+    float64. A row is not valid, and its token 0, where it has NaN or infinity, or nothing but minus infinity.
+    """
+    vocab_size = logits.shape[-1]
+    ranked, ids = most_probable(logits.double(), vocab_size)
+    peaks = ranked[:, 0]
+    weights = ((ranked - peaks.unsqueeze(-1)) / temperature.unsqueeze(-1)).exp()
+    limits = torch.where(top_k > 0, top_k, vocab_size).unsqueeze(-1)
+    weights.masked_fill_(torch.arange(vocab_size, device=logits.device) >= limits, 0.0)
+    mass_before = weights.cumsum(-1) - weights
+    kept = (mass_before < top_p.unsqueeze(-1) * weights.sum(-1, keepdim=True)) & (weights >= min_p.unsqueeze(-1))
+    kept[:, 0] = True
+    cumulative = torch.zeros_like(weights).scatter_(-1, ids, weights * kept).cumsum(-1)
+    token_ids = torch.searchsorted(cumulative, uniform.unsqueeze(-1) * cumulative[:, -1:], right=True).squeeze(-1)
+    valid = peaks.isfinite()
+    return token_ids.masked_fill(~valid, 0), valid

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from kernels.native.library import CKv, CNorm, CShape, CStep, function
+from kernels.native.threads import threads_for
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -37,6 +38,18 @@ class CNewKv(Structure):
         ("k_stride", c_int64),
         ("v_stride", c_int64),
         ("slots", c_void_p),
+    )
+
+
+class CSampling(Structure):
+    """``Sampling`` of sampling.cpp."""
+
+    _fields_ = (
+        ("temperature", c_void_p),
+        ("top_k", c_void_p),
+        ("top_p", c_void_p),
+        ("min_p", c_void_p),
+        ("uniform", c_void_p),
     )
 
 
@@ -73,6 +86,9 @@ class Operations:
             library.orca_add_rms_norm, None, *(c_void_p, c_void_p, c_int64, c_int64, POINTER(CNorm), c_void_p, c_int)
         )
         self._silu_mul = function(library.orca_silu_mul, None, *(c_void_p, c_int64, c_int64, c_void_p, c_int))
+        self._sample = function(
+            library.orca_sample, None, *(c_void_p, c_int64, c_int64, POINTER(CSampling), c_void_p, c_void_p, c_int)
+        )
         self._of_number = {torch.bfloat16: _OfNumber(library, "_bf16"), torch.float32: _OfNumber(library, "_f32")}
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -152,6 +168,17 @@ class Operations:
         attend, threads = self._of_number[k_cache.dtype].attention, torch.get_num_threads()
         attend(byref(step), byref(shape), byref(kv), q.data_ptr(), q.stride(0), out.data_ptr(), scale, threads)
         return out
+
+    def sample(
+        self, logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, uniform: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Return a token for each row, and whether it is valid."""
+        num_rows, vocab_size = logits.shape
+        token_ids, valid = torch.empty(num_rows, dtype=torch.int64), torch.empty(num_rows, dtype=torch.bool)
+        columns = [column.data_ptr() for column in (temperature, top_k, top_p, min_p, uniform)]
+        out, threads = (token_ids.data_ptr(), valid.data_ptr()), threads_for(num_rows)
+        self._sample(logits.data_ptr(), num_rows, vocab_size, byref(CSampling(*columns)), *out, threads)
+        return token_ids, valid
 
 
 def _new_kv(k: Tensor, v: Tensor, slots: Tensor) -> CNewKv:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from services.worker.sampling.drawing import most_probable
+import kernels
 from shared.messages import TokenLogprobs
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ class Scores(NamedTuple):
 def score(logits: Tensor, token_ids: Tensor, num_top: int) -> Scores:
     """Score ``token_ids`` [n] by ``logits`` [n, vocab_size], with ``num_top`` of the most likely tokens each."""
     logits = logits.float()
-    top, top_ids = most_probable(logits, min(num_top, logits.shape[-1]))
+    top, top_ids = kernels.most_probable(logits, min(num_top, logits.shape[-1]))
     chosen = logits.gather(-1, token_ids.unsqueeze(-1))
     logprobs = torch.cat((chosen, top), dim=-1) - logits.logsumexp(dim=-1, keepdim=True)
     logprobs = logprobs.nan_to_num_(nan=FLOOR, posinf=0.0, neginf=FLOOR).clamp_(min=FLOOR).cpu()

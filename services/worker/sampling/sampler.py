@@ -68,7 +68,6 @@ def choose(logits: Tensor, columns: SamplingColumns, wishes: Sequence[tuple[int,
             for rule in wish.rules:
                 rule.apply(logits[place])
     on_device, valid = draw(logits, columns)
-    on_device = on_device.masked_fill(~valid, 0)
     token_ids = on_device.tolist()
     for place, wish in wishes:
         for rule in wish.rules:

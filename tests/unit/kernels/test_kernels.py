@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import kernels
-from kernels import compiled, reference
+from kernels import compiled, cpu, reference
 from tests.paged import Heads, Paged, Request
 
 if TYPE_CHECKING:
@@ -120,6 +120,17 @@ def test_attention_to_what_was_stored(
     actual = kernels.paged_attention(paged.q, *caches, *tables, scale)
     assert not actual.isnan().any(), "what was never written was read"
     _close(actual, reference.paged_attention(paged.q, *plain, *tables, scale))
+
+
+@pytest.mark.parametrize("dtype", list(_TOLERANCE), ids=str)
+@pytest.mark.parametrize("cache_dtype", list(_TOLERANCE), ids=str)
+def test_torch_rounds_what_it_stores_to_the_type_of_the_cache(dtype: torch.dtype, cache_dtype: torch.dtype) -> None:
+    paged = Paged.of([Request(0, 9)], Heads(2, 2, 16), dtype=dtype)
+    actual, expected = paged.caches(cache_dtype), paged.caches(cache_dtype)
+    cpu.write_kv(paged.k, paged.v, *actual, paged.slots)
+    reference.write_kv(paged.k, paged.v, *expected, paged.slots)
+    for one, other in zip(actual, expected, strict=True):
+        assert torch.equal(one.nan_to_num(9.0), other.nan_to_num(9.0))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
