@@ -166,6 +166,19 @@ def test_equal_logits_rank_by_id(sample: Sample) -> None:
     assert drawn(min_p=1.0) == set(range(1000))
 
 
+def test_filters_end_where_they_should(sample: Sample) -> None:
+    """Each token is a thousandth more probable than the one before it: the first that is kept is the last in rank."""
+    logits = torch.linspace(0.001, 1.0, 1000).log()
+    ends = [(25 * i + 0.5) / 1000 for i in range(40)]
+    rows = [Parameters(min_p=end, uniform=0.0) for end in ends] + [Parameters(top_p=end, uniform=0.0) for end in ends]
+    rows += [Parameters(top_k=int(1000 * end) + 1, top_p=0.5, uniform=0.0) for end in ends]
+    token_ids, _ = sample(logits.repeat(len(rows), 1), *columns(rows))
+    expected, _ = reference.sample(logits.repeat(len(rows), 1), *columns(rows))
+    assert token_ids.tolist() == expected.tolist()
+    assert all(is_right(logits.numpy(), row, token_id) for row, token_id in zip(rows, token_ids.tolist(), strict=True))
+    assert token_ids[:40].tolist() == [25 * i for i in range(40)]
+
+
 def test_what_is_barred_is_never_drawn(sample: Sample) -> None:
     logits = torch.full((8, 600), -torch.inf)
     logits[:, 17], logits[:, 301] = 0.0, -1.0
