@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import os
 import threading
 from typing import TYPE_CHECKING
 
@@ -56,6 +57,8 @@ async def no_task_left_behind() -> AsyncIterator[None]:
 
 
 def _children() -> set[psutil.Process]:
+    if not _has_children():  # the usual case: all processes of the machine need not be looked through
+        return set()
     found = set()
     for process in psutil.Process().children(recursive=True):
         try:
@@ -66,6 +69,14 @@ def _children() -> set[psutil.Process]:
         except psutil.ZombieProcess:
             found.add(process)
     return found
+
+
+def _has_children() -> bool:
+    try:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return False
+    return True
 
 
 def _is_child_of(process: psutil.Process, others: set[psutil.Process]) -> bool:
