@@ -7,17 +7,17 @@ iterations; then some of them run alone. Where a token differs, the reference's 
 from __future__ import annotations
 
 import asyncio
+import functools
 import random
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import pytest_asyncio
 import tokenizers
 import torch
 import transformers
 
-from services.mesh.local_mesh import LocalMesh
-from services.mesh.options import MeshOptions
 from shared.client import GatewayClient, GenerateOptions
 from shared.config import EngineConfig, SchedulingConfig
 from shared.model.config import load
@@ -25,16 +25,20 @@ from shared.model.source import GgufFile
 from shared.model.store import resolve
 from shared.topology import Topology, split_layers
 from tests.factories import ORCA
+from tests.mesh.kept_workers import KeptWorkers
 from tests.mesh.reference import Reference, assert_same_or_near_tie
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import AsyncIterator, Callable
     from pathlib import Path
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+    Cases = Callable[[str], "Case"]
+
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.slow, pytest.mark.timeout(600)]
 
 PROMPT_LENGTHS = (1, 2, 3, 5, 8, 13, 15, 16, 17, 31, 32, 33, 48, 64, 100, 127, 128, 129, 200, 256, 300, 512, 600)
 NUM_TOKENS = 12
+SMOLLM2 = "smollm2-135m-instruct"
 TOPOLOGIES = [Topology(1, 1), Topology(2, 1), Topology(1, 2), Topology(2, 2), Topology(3, 1)]
 
 
@@ -85,25 +89,6 @@ MODELS: dict[str, Callable[[], Any]] = {
 }
 
 
-def load_tiny(name: str, tmp_path_factory: pytest.TempPathFactory) -> Case:
-    model = MODELS[name]()
-    model.train(mode=False)
-    folder = tmp_path_factory.mktemp(name)
-    model.save_pretrained(folder)
-    write_tokenizer(folder, vocab_size=300)
-    return make_case(str(folder), Reference(model), vocab_size=300)
-
-
-@pytest.fixture(scope="module", params=list(MODELS))
-def tiny(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Case:
-    return load_tiny(request.param, tmp_path_factory)
-
-
-@pytest.fixture(scope="module")
-def untied_llama(tmp_path_factory: pytest.TempPathFactory) -> Case:
-    return load_tiny("llama-untied", tmp_path_factory)
-
-
 def write_tokenizer(folder: Path, vocab_size: int) -> None:
     """A folder's tokenizer: these tests speak in token ids, but a gateway wants one."""
     alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
@@ -115,16 +100,49 @@ def write_tokenizer(folder: Path, vocab_size: int) -> None:
     tokenizer.save(str(folder / "tokenizer.json"))
 
 
-@pytest.fixture(scope="module")
-def smollm2() -> Case:
-    name = "smollm2-135m-instruct"
-    source = resolve(name)
+def make_tiny(name: str, folder: Path) -> Case:
+    model = MODELS[name]()
+    model.train(mode=False)
+    transformers.logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # it leaves a thread behind
+    model.save_pretrained(folder)
+    write_tokenizer(folder, vocab_size=300)
+    return make_case(str(folder), Reference(model), vocab_size=300)
+
+
+def make_smollm2() -> Case:
+    source = resolve(SMOLLM2)
     assert isinstance(source, GgufFile)
     model = transformers.AutoModelForCausalLM.from_pretrained(
         source.path.parent, gguf_file=source.path.name, dtype=torch.float32
     )
     model.train(mode=False)
-    return make_case(name, Reference(model), vocab_size=49152)
+    return make_case(SMOLLM2, Reference(model), vocab_size=49152)
+
+
+@pytest.fixture(scope="module")
+def cases(tmp_path_factory: pytest.TempPathFactory) -> Cases:
+    """What the reference makes of each model, computed once."""
+
+    @functools.cache
+    def case_of(name: str) -> Case:
+        return make_smollm2() if name == SMOLLM2 else make_tiny(name, tmp_path_factory.mktemp(name))
+
+    return case_of
+
+
+def ids(value: object) -> str | None:
+    return f"{value.num_stages}x{value.tp_size}" if isinstance(value, Topology) else None
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def workers(request: pytest.FixtureRequest) -> AsyncIterator[KeptWorkers]:
+    """Those of a topology, which tests choose as a parameter; all of its tests come one after the other."""
+    async with KeptWorkers(request.param) as kept:
+        yield kept
+
+
+def at(*topologies: Topology) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("workers", topologies, ids=ids, indirect=True)
 
 
 PLAIN = replace(ORCA, max_batch_size=32)
@@ -134,9 +152,10 @@ ALL_SLOTS, FEW_SLOTS = 8192, 640
 
 
 async def check(
-    case: Case, topology: Topology, scheduling: SchedulingConfig, *, num_slots: int, alone: int, block_size: int = 16
+    case: Case, workers: KeptWorkers, scheduling: SchedulingConfig, *, num_slots: int, alone: int, block_size: int = 16
 ) -> None:
     """Blocks of 16 tokens are what our own operations take on CPUs; with smaller ones they are torch's."""
+    topology = workers.topology
     config = load(resolve(case.model))
     num_layers = len(split_layers(config.num_layers, topology.num_stages)[0])
     num_heads = -(-config.num_kv_heads // topology.tp_size)
@@ -148,10 +167,7 @@ async def check(
         kv_memory_bytes=num_slots * 2 * num_layers * num_heads * config.head_dim * 4,
         block_size=block_size,
     )
-    async with (
-        LocalMesh(MeshOptions(engine=engine)) as mesh,
-        GatewayClient(mesh.gateway_address) as client,
-    ):
+    async with workers.mesh(engine) as mesh, GatewayClient(mesh.gateway_address) as client:
 
         async def run(prompt: list[int]) -> list[int]:
             options = GenerateOptions(max_tokens=NUM_TOKENS, temperature=0.0, ignore_eos=True)
@@ -170,24 +186,24 @@ async def check(
             assert status.num_cached_prompt_tokens > 0
 
 
-def ids(value: object) -> str | None:
-    return f"{value.num_stages}x{value.tp_size}" if isinstance(value, Topology) else None
+@at(*TOPOLOGIES)
+@pytest.mark.parametrize("model", MODELS)
+async def test_tiny_models_as_orca_has_it(cases: Cases, workers: KeptWorkers, model: str) -> None:
+    await check(cases(model), workers, PLAIN, num_slots=ALL_SLOTS, alone=3)
 
 
-@pytest.mark.parametrize("topology", TOPOLOGIES, ids=ids)
-async def test_tiny_models_as_orca_has_it(tiny: Case, topology: Topology) -> None:
-    await check(tiny, topology, PLAIN, num_slots=ALL_SLOTS, alone=3)
+@at(*TOPOLOGIES)
+@pytest.mark.parametrize("model", MODELS)
+async def test_tiny_models_with_all_that_goes_beyond(cases: Cases, workers: KeptWorkers, model: str) -> None:
+    await check(cases(model), workers, BEYOND, num_slots=FEW_SLOTS, alone=3, block_size=2)
 
 
-@pytest.mark.parametrize("topology", TOPOLOGIES, ids=ids)
-async def test_tiny_models_with_all_that_goes_beyond(tiny: Case, topology: Topology) -> None:
-    await check(tiny, topology, BEYOND, num_slots=FEW_SLOTS, alone=3, block_size=2)
-
-
+@at(Topology(2, 2))
+@pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("max_batch_size", [1, 5])
-async def test_several_batch_sizes(tiny: Case, max_batch_size: int) -> None:
+async def test_several_batch_sizes(cases: Cases, workers: KeptWorkers, model: str, max_batch_size: int) -> None:
     scheduling = replace(PLAIN, max_batch_size=max_batch_size)
-    await check(tiny, Topology(2, 2), scheduling, num_slots=ALL_SLOTS, alone=1)
+    await check(cases(model), workers, scheduling, num_slots=ALL_SLOTS, alone=1)
 
 
 SINGLE_SWITCHES: dict[str, dict[str, Any]] = {
@@ -200,24 +216,26 @@ SINGLE_SWITCHES: dict[str, dict[str, Any]] = {
 }
 
 
+@at(Topology(1, 1), Topology(2, 2))
 @pytest.mark.parametrize("switch", SINGLE_SWITCHES)
-@pytest.mark.parametrize("topology", [Topology(1, 1), Topology(2, 2)], ids=ids)
-async def test_each_switch_by_itself(untied_llama: Case, topology: Topology, switch: str) -> None:
+async def test_each_switch_by_itself(cases: Cases, workers: KeptWorkers, switch: str) -> None:
     num_slots = FEW_SLOTS if switch == "paged" else ALL_SLOTS
-    await check(untied_llama, topology, replace(PLAIN, **SINGLE_SWITCHES[switch]), num_slots=num_slots, alone=2)
+    scheduling = replace(PLAIN, **SINGLE_SWITCHES[switch])
+    await check(cases("llama-untied"), workers, scheduling, num_slots=num_slots, alone=2)
 
 
+@at(Topology(1, 2), Topology(3, 1))
 @pytest.mark.parametrize("switch", ["kv_policy", "chunked_prefill", "prefix_cache", "run_ahead", "split_over_stages"])
-@pytest.mark.parametrize("topology", [Topology(1, 2), Topology(3, 1)], ids=ids)
-async def test_all_but_one(untied_llama: Case, topology: Topology, switch: str) -> None:
+async def test_all_but_one(cases: Cases, workers: KeptWorkers, switch: str) -> None:
     scheduling = replace(BEYOND, **{switch: getattr(PLAIN, switch)})
-    await check(untied_llama, topology, scheduling, num_slots=FEW_SLOTS, alone=2, block_size=2)
+    await check(cases("llama-untied"), workers, scheduling, num_slots=FEW_SLOTS, alone=2, block_size=2)
 
 
-async def test_smollm2_as_orca_has_it(smollm2: Case) -> None:
-    await check(smollm2, Topology(2, 1), PLAIN, num_slots=ALL_SLOTS, alone=2)
+@at(Topology(2, 1))
+async def test_smollm2_as_orca_has_it(cases: Cases, workers: KeptWorkers) -> None:
+    await check(cases(SMOLLM2), workers, PLAIN, num_slots=ALL_SLOTS, alone=2)
 
 
-@pytest.mark.parametrize("topology", TOPOLOGIES, ids=ids)
-async def test_smollm2_with_all_that_goes_beyond(smollm2: Case, topology: Topology) -> None:
-    await check(smollm2, topology, BEYOND, num_slots=FEW_SLOTS, alone=3)
+@at(*TOPOLOGIES)
+async def test_smollm2_with_all_that_goes_beyond(cases: Cases, workers: KeptWorkers) -> None:
+    await check(cases(SMOLLM2), workers, BEYOND, num_slots=FEW_SLOTS, alone=3)
