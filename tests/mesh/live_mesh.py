@@ -105,10 +105,15 @@ class LiveMesh:
         return [token async for delta in self.client.generate(prompt, chosen) for token in delta.token_ids]
 
     async def stream(self, prompt: str | list[int], **options: Any) -> list[dict[str, Any]]:
-        """Continue a prompt over HTTP to its end; the events are returned, ``[DONE]`` as None."""
+        """Continue a prompt over HTTP to its end; the events are returned, ``[DONE]`` as an empty one.
+
+        Where there is no room before it begins, that error is the only event.
+        """
         body = {"prompt": prompt, "temperature": 0, "ignore_eos": True, "stream": True, **options}
         events = []
         async with self.http.stream("POST", "/v1/completions", json=body) as response:
+            if response.status_code == 503:
+                return [json.loads(await response.aread())]
             assert response.status_code == 200, await response.aread()
             async for line in response.aiter_lines():
                 if line.startswith("data: "):
