@@ -39,13 +39,25 @@ struct AttentionItem {
   int64_t first, last;
 };
 
+// Attention of all requests of an iteration: q and out [num_tokens, num_heads, head_dim]; strides in floats.
+template <typename Number>
+struct Attention {
+  const Step& step;
+  const Shape& shape;
+  const Kv<Number>& kv;
+  const float* q;
+  int64_t q_stride;
+  float* out;
+  int64_t out_stride;
+  float scale;
+};
+
 // Query tokens [first, last) of a request, `heads` query heads from `head` on, all over the K/V head `kv_head`.
-// q and out [num_tokens, num_heads, head_dim]; strides in floats.
 // `next`, if any, is the work that comes after: memory is asked for K and V before they are needed.
 template <typename Number>
-inline void attend_tile(const Step& step, const Shape& shape, const Kv<Number>& kv, int64_t request, int64_t first, int64_t last,
-                        int64_t head, int64_t heads, int64_t kv_head, const float* q, int64_t q_stride, float* out,
-                        int64_t out_stride, float scale, AttentionScratch<Number>& s, bool cold, const AttentionItem* next) {
+inline void attend_tile(const Attention<Number>& all, int64_t request, int64_t first, int64_t last, int64_t head, int64_t heads,
+                        int64_t kv_head, AttentionScratch<Number>& s, bool cold, const AttentionItem* next) {
+  const auto& [step, shape, kv, q, q_stride, out, out_stride, scale] = all;
   const int64_t dim = shape.head_dim;
   const int rows = static_cast<int>((last - first) * heads);
   // The last query token sees the whole context, the one before it one token less, and so on.
@@ -102,39 +114,43 @@ inline void attend_tile(const Step& step, const Shape& shape, const Kv<Number>& 
   }
 }
 
-// Long queries are cut, so that one prompt keeps all threads busy.
-inline void attention_items(const Step& step, const Shape& shape, std::vector<AttentionItem>& items) {
+// The work in pieces, in the order of tokens. Long queries are cut, so that one prompt keeps all threads busy.
+inline std::vector<AttentionItem> attention_items(const Step& step, const Shape& shape) {
   constexpr int64_t kQueryTokens = 48;
-  items.clear();
+  std::vector<AttentionItem> items;
   for (int32_t request = 0; request < step.num_requests; ++request) {
     const int64_t end = step.query_start[request + 1];
     for (int64_t first = step.query_start[request]; first < end; first += kQueryTokens)
       for (int32_t head = 0; head < shape.num_kv_heads; ++head)
         items.push_back({request, head, first, std::min(end, first + kQueryTokens)});
   }
+  return items;
 }
 
-// All requests: called by every thread of a team, which waits at the end.
+// One of the items.
 template <typename Number>
-inline void attention_in_team(const Step& step, const Shape& shape, const std::vector<AttentionItem>& items, const Kv<Number>& kv,
-                              const float* q, int64_t q_stride, float* out, int64_t out_stride, float scale) {
-  const int64_t group = shape.num_heads / shape.num_kv_heads;
+inline void attend(const Attention<Number>& all, const std::vector<AttentionItem>& items, size_t index, AttentionScratch<Number>& scratch) {
+  const int64_t group = all.shape.num_heads / all.shape.num_kv_heads;
   const int64_t heads_at_once = std::min<int64_t>(group, kMaxQueryRows);
   const int64_t tokens_at_once = std::max<int64_t>(1, 12 / heads_at_once);
+  const AttentionItem& item = items[index];
+  const AttentionItem* next = index + 1 < items.size() ? &items[index + 1] : nullptr;
+  const int64_t first_head = item.kv_head * group, head_end = first_head + group;
+  for (int64_t first = item.first; first < item.last; first += tokens_at_once)
+    for (int64_t head = first_head; head < head_end; head += heads_at_once)
+      attend_tile(all, item.request, first, std::min(item.last, first + tokens_at_once), head, std::min(heads_at_once, head_end - head),
+                  item.kv_head, scratch, first == item.first && head == first_head, first + tokens_at_once >= item.last ? next : nullptr);
+}
+
+// All items: called by every thread of a team, which waits at the end.
+template <typename Number>
+inline void attend_in_team(const Attention<Number>& all, const std::vector<AttentionItem>& items) {
   AttentionScratch<Number> scratch;
   // All heads of a request one after the other, where that leaves enough pieces for all threads.
-  const int at_once = items.size() >= 16 * static_cast<size_t>(shape.num_kv_heads) ? static_cast<int>(shape.num_kv_heads) : 1;
+  const int64_t num_kv_heads = all.shape.num_kv_heads;
+  const int at_once = items.size() >= 16 * static_cast<size_t>(num_kv_heads) ? static_cast<int>(num_kv_heads) : 1;
 #pragma omp for schedule(dynamic, at_once)
-  for (size_t i = 0; i < items.size(); ++i) {
-    const AttentionItem& item = items[i];
-    const AttentionItem* next = i + 1 < items.size() ? &items[i + 1] : nullptr;
-    const int64_t head_end = (item.kv_head + 1) * group;
-    for (int64_t first = item.first; first < item.last; first += tokens_at_once)
-      for (int64_t head = item.kv_head * group; head < head_end; head += heads_at_once)
-        attend_tile(step, shape, kv, item.request, first, std::min(item.last, first + tokens_at_once), head,
-                    std::min(heads_at_once, head_end - head), item.kv_head, q, q_stride, out, out_stride, scale, scratch,
-                    first == item.first && head == item.kv_head * group, first + tokens_at_once >= item.last ? next : nullptr);
-  }
+  for (size_t i = 0; i < items.size(); ++i) attend(all, items, i, scratch);
 }
 
 }  // namespace orca

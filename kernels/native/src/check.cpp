@@ -70,9 +70,7 @@ bool attention_is_right() {
   for (auto* numbers : {&k, &v, &q})
     for (float& value : *numbers) value = random();
   for (int64_t t = 0; t < tokens; ++t) store_kv(&k[t * dim], &v[t * dim], blocks[t / kUnit] * kUnit + t % kUnit, 0, shape, kv);
-  std::vector<AttentionItem> items;
-  attention_items(step, shape, items);
-  attention_in_team(step, shape, items, kv, q.data(), heads * dim, out.data(), heads * dim, 0.3f);
+  attend_in_team(Attention<Number>{step, shape, kv, q.data(), heads * dim, out.data(), heads * dim, 0.3f}, attention_items(step, shape));
   for (int64_t head = 0; head < heads; ++head) {
     std::vector<double> expected(dim);
     double total = 0.0;

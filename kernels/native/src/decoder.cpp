@@ -2,7 +2,9 @@
 //
 // Everything but attention sees all tokens of all requests as the rows of one matrix (selective batching, ORCA 3.2).
 // Activations are float32 between the products and 8-bit inside them; K and V are bfloat16. One team of threads goes
-// through all operations of a call; operations are separated by the team's barriers.
+// through a call, in one of two ways. With few tokens, all threads share each operation, so that weights are read once,
+// and wait for each other after it. With many, a thread takes some tokens through all operations up to the next attention:
+// their activations stay in its caches, and threads seldom wait.
 #include <omp.h>
 
 #include <chrono>
@@ -10,6 +12,7 @@
 #include "attention.h"
 #include "elementwise.h"
 #include "linear.h"
+#include "shares.h"
 
 using namespace orca;
 
@@ -106,74 +109,165 @@ class Stopwatch {
   int64_t last_ = 0;
 };
 
-// Normalised rows in the form that products take; called by every thread of a team.
-void norm_in_team(const float* hidden, int64_t num_tokens, int64_t size, const Norm& norm, const Rows& rows, float* line) {
-#pragma omp for schedule(static)
-  for (int64_t t = 0; t < num_tokens; ++t) {
-    norm_row(hidden + t * size, size, norm, line);
-    quantize_row(line, size, rows, t);
-  }
-}
+// The operations of a layer on some of an iteration's rows, [row, end), all of whose memory is `ws` and the rows' own.
+struct Layers {
+  const OrcaLlama& model;
+  Step step;  // for attention only
+  const Workspace& ws;
 
-// SiLU(gate) * up of normalised rows, in the form that the next product takes; called by every thread of a team. A piece of
-// the work is a group of 64 columns for some rows, which never leaves the caches as float32. `size` is a multiple of 32, so
-// that up begins with a pair of tiles.
-void gate_up_in_team(const Packed& gate_up, const Rows& rows, int64_t num_tokens, int64_t size, const Rows& inner) {
-  const int64_t groups = inner.k / kRowGroup, blocks = (num_tokens + kRowBlock - 1) / kRowBlock;
-  alignas(64) float gate[kRowBlock][kRowGroup], up[kRowBlock][kRowGroup];
-#pragma omp for schedule(dynamic, 1)
-  for (int64_t item = 0; item < blocks * groups; ++item) {
-    const int64_t group = item % groups, column = group * kRowGroup, columns = std::min<int64_t>(kRowGroup, size - column);
-    const int64_t row = item / groups * kRowBlock, end = std::min(num_tokens, row + kRowBlock);
+  int64_t attended_size() const { return model.shape.num_heads * model.shape.head_dim; }
+  int64_t qkv_size() const { return attended_size() + 2 * model.shape.num_kv_heads * model.shape.head_dim; }
+  Rows normed() const { return of_size(ws.rows, model.hidden_size); }
+  Rows attended() const { return of_size(ws.rows, attended_size()); }
+  Target qkv(const OrcaLlamaLayer& layer) const { return {ws.qkv, qkv_size(), layer.qkv_bias}; }
+
+  // Normalised hidden state, as products take it.
+  void norm(const float* hidden, const Norm& norm, int64_t row, int64_t end, float* line) const {
+    for (int64_t t = row; t < end; ++t) {
+      norm_row(hidden + t * model.hidden_size, model.hidden_size, norm, line);
+      quantize_row(line, model.hidden_size, normed(), t);
+    }
+  }
+
+  void rotate(const OrcaLlamaLayer& layer, int64_t row, int64_t end) const {
+    const int64_t dim = model.shape.head_dim;
+    for (int64_t t = row; t < end; ++t) {
+      const Angles angles{model.cos + step.positions[t] * (dim / 2), model.sin + step.positions[t] * (dim / 2)};
+      float* q = ws.qkv + t * qkv_size();
+      float* k = q + attended_size();
+      const float* v = k + model.shape.num_kv_heads * dim;
+      rotate_and_store(q, k, v, angles, layer.q_norm, layer.k_norm, step.slots[t], model.shape, layer.kv);
+    }
+  }
+
+  Attention<uint16_t> attention(const OrcaLlamaLayer& layer) const {
+    const float scale = 1.0f / std::sqrt(static_cast<float>(model.shape.head_dim));
+    return {step, model.shape, layer.kv, ws.qkv, qkv_size(), ws.attended, attended_size(), scale};
+  }
+
+  // What attention gave, as products take it.
+  void quantize_attended(int64_t row, int64_t end) const {
+    for (int64_t t = row; t < end; ++t) quantize_row(ws.attended + t * attended_size(), attended_size(), attended(), t);
+  }
+
+  // SiLU(gate) * up of normalised rows as the next product takes it: one group of 64 columns, which never leaves the caches
+  // as float32. The intermediate size is a multiple of 32, so that up begins with a pair of tiles.
+  void gate_up(const Packed& w, int64_t row, int64_t end, int64_t group, bool few) const {
+    alignas(64) float gate[kRowBlock][kRowGroup], up[kRowBlock][kRowGroup];
+    const int64_t size = model.intermediate_size, column = group * kRowGroup, columns = std::min<int64_t>(kRowGroup, size - column);
     const Target to_gate{gate[0], kRowGroup, nullptr, false, row, column}, to_up{up[0], kRowGroup, nullptr, false, row, size + column};
     for (int64_t c = 0; c < columns; c += kPair * kLanes) {
-      multiply_pair(gate_up, rows, row, end, (column + c) / kLanes, are_few(num_tokens), to_gate);
-      multiply_pair(gate_up, rows, row, end, (size + column + c) / kLanes, are_few(num_tokens), to_up);
+      multiply_pair(w, normed(), row, end, (column + c) / kLanes, few, to_gate);
+      multiply_pair(w, normed(), row, end, (size + column + c) / kLanes, few, to_up);
     }
     for (int64_t t = row; t < end; ++t) {
       silu_mul_row(gate[t - row], up[t - row], columns, gate[t - row]);
-      quantize_columns(gate[t - row], columns, inner, t, group);
+      quantize_columns(gate[t - row], columns, ws.inner, t, group);
     }
   }
-}
+  int64_t gate_up_groups() const { return ws.inner.k / kRowGroup; }
+};
 
-// out (+)= attention of the normalised hidden state; called by every thread of a team.
-void attention_part(const OrcaLlama& model, const OrcaLlamaLayer& layer, const Step& step, const std::vector<AttentionItem>& items,
-                    const float* hidden, float* out, bool add, Workspace& ws, float* line, Stopwatch& watch) {
-  const Shape& shape = model.shape;
-  const int64_t dim = shape.head_dim, attended_size = shape.num_heads * dim;
-  const int64_t width = attended_size + 2 * shape.num_kv_heads * dim;
-  const Rows rows = of_size(ws.rows, model.hidden_size), attended = of_size(ws.rows, attended_size);
-  norm_in_team(hidden, step.num_tokens, model.hidden_size, layer.input_norm, rows, line);
+// out (+)= attention of the normalised hidden state, operation by operation; called by every thread of a team.
+void attention_in_team(const Layers& layers, const OrcaLlamaLayer& layer, const std::vector<AttentionItem>& items, const float* hidden,
+                       float* out, bool add, float* line, Stopwatch& watch) {
+  const int64_t num_tokens = layers.step.num_tokens;
+#pragma omp for schedule(static)
+  for (int64_t t = 0; t < num_tokens; ++t) layers.norm(hidden, layer.input_norm, t, t + 1, line);
   watch.lap(&OrcaTimings::other);
-  linear_in_team(layer.qkv, rows, step.num_tokens, {ws.qkv, width, layer.qkv_bias});
+  linear_in_team(layer.qkv, layers.normed(), num_tokens, layers.qkv(layer));
   watch.lap(&OrcaTimings::products);
 #pragma omp for schedule(static)
-  for (int64_t t = 0; t < step.num_tokens; ++t) {
-    const Angles angles{model.cos + step.positions[t] * (dim / 2), model.sin + step.positions[t] * (dim / 2)};
-    float* q = ws.qkv + t * width;
-    float* k = q + attended_size;
-    rotate_and_store(q, k, k + shape.num_kv_heads * dim, angles, layer.q_norm, layer.k_norm, step.slots[t], shape, layer.kv);
-  }
+  for (int64_t t = 0; t < num_tokens; ++t) layers.rotate(layer, t, t + 1);
   watch.lap(&OrcaTimings::other);
-  attention_in_team(step, shape, items, layer.kv, ws.qkv, width, ws.attended, attended_size, 1.0f / std::sqrt(static_cast<float>(dim)));
+  attend_in_team(layers.attention(layer), items);
   watch.lap(&OrcaTimings::attention);
 #pragma omp for schedule(static)
-  for (int64_t t = 0; t < step.num_tokens; ++t) quantize_row(ws.attended + t * attended_size, attended_size, attended, t);
+  for (int64_t t = 0; t < num_tokens; ++t) layers.quantize_attended(t, t + 1);
   watch.lap(&OrcaTimings::other);
-  linear_in_team(layer.o, attended, step.num_tokens, {out, model.hidden_size, nullptr, add});
+  linear_in_team(layer.o, layers.attended(), num_tokens, {out, layers.model.hidden_size, nullptr, add});
   watch.lap(&OrcaTimings::products);
 }
 
-// out (+)= MLP of the normalised hidden state; called by every thread of a team.
-void mlp_part(const OrcaLlama& model, const OrcaLlamaLayer& layer, int64_t num_tokens, const float* hidden, float* out, bool add,
-              Workspace& ws, float* line, Stopwatch& watch) {
-  const Rows rows = of_size(ws.rows, model.hidden_size);
-  norm_in_team(hidden, num_tokens, model.hidden_size, layer.post_norm, rows, line);
+// out (+)= MLP of the normalised hidden state, operation by operation; called by every thread of a team.
+void mlp_in_team(const Layers& layers, const OrcaLlamaLayer& layer, int64_t num_tokens, const float* hidden, float* out, bool add,
+                 float* line, Stopwatch& watch) {
+#pragma omp for schedule(static)
+  for (int64_t t = 0; t < num_tokens; ++t) layers.norm(hidden, layer.post_norm, t, t + 1, line);
   watch.lap(&OrcaTimings::other);
-  gate_up_in_team(layer.gate_up, rows, num_tokens, model.intermediate_size, ws.inner);
-  linear_in_team(layer.down, ws.inner, num_tokens, {out, model.hidden_size, nullptr, add});
+  const int64_t groups = layers.gate_up_groups(), blocks = (num_tokens + kRowBlock - 1) / kRowBlock;
+#pragma omp for schedule(dynamic, 1)
+  for (int64_t item = 0; item < blocks * groups; ++item) {
+    const int64_t row = item / groups * kRowBlock, end = std::min(num_tokens, row + kRowBlock);
+    layers.gate_up(layer.gate_up, row, end, item % groups, are_few(num_tokens));
+  }
+  linear_in_team(layer.down, layers.ws.inner, num_tokens, {out, layers.model.hidden_size, nullptr, add});
   watch.lap(&OrcaTimings::products);
+}
+
+constexpr int64_t kBlock = 32;  // rows that a thread takes through a layer: few enough to share, many enough for each read of weights
+
+// Rows [row, end) from the hidden state to K, V and what attention takes.
+void rows_to_attention(const Layers& layers, const OrcaLlamaLayer& layer, int64_t row, int64_t end, float* hidden, float* line,
+                       Stopwatch& watch) {
+  layers.norm(hidden, layer.input_norm, row, end, line);
+  watch.lap(&OrcaTimings::other);
+  linear(layer.qkv, layers.normed(), row, end, layers.qkv(layer));
+  watch.lap(&OrcaTimings::products);
+  layers.rotate(layer, row, end);
+  watch.lap(&OrcaTimings::other);
+}
+
+// Rows [row, end) from what attention gave to the layer's output.
+void rows_from_attention(const Layers& layers, const OrcaLlamaLayer& layer, int64_t row, int64_t end, float* hidden, float* line,
+                         Stopwatch& watch) {
+  const Target to{hidden, layers.model.hidden_size, nullptr, true};
+  layers.quantize_attended(row, end);
+  watch.lap(&OrcaTimings::other);
+  linear(layer.o, layers.attended(), row, end, to);
+  watch.lap(&OrcaTimings::products);
+  layers.norm(hidden, layer.post_norm, row, end, line);
+  watch.lap(&OrcaTimings::other);
+  for (int64_t group = 0; group < layers.gate_up_groups(); ++group) layers.gate_up(layer.gate_up, row, end, group, false);
+  linear(layer.down, layers.ws.inner, row, end, to);
+  watch.lap(&OrcaTimings::products);
+}
+
+// Whether there are rows enough for each thread to have blocks of its own.
+bool by_rows(int64_t num_tokens, int num_threads) { return 2 * num_tokens >= 3 * kBlock * num_threads; }
+
+// All layers, blocks of rows by blocks of rows. A thread attends with the rows that are its own.
+void layers_by_rows(const Layers& layers, const OrcaLlamaLayer* layer, int64_t num_layers, const std::vector<AttentionItem>& items,
+                    float* hidden, int num_threads, OrcaTimings* timings) {
+  const int64_t num_tokens = layers.step.num_tokens, blocks = (num_tokens + kBlock - 1) / kBlock;
+  const auto first_block = [&](int thread) { return blocks * thread / num_threads; };
+  std::vector<int64_t> first_items;
+  for (int thread = 0; thread <= num_threads; ++thread)
+    first_items.push_back(std::partition_point(items.begin(), items.end(), [&](const AttentionItem& item) {
+      return item.first < first_block(thread) * kBlock;
+    }) - items.begin());
+  Shares shares(2 * num_layers + 1, num_threads);
+#pragma omp parallel num_threads(num_threads)
+  {
+    [[maybe_unused]] const AmxTiles tiles;
+    std::vector<float> line(layers.model.hidden_size);
+    AttentionScratch<uint16_t> scratch;
+    Stopwatch watch(timings);
+    for (int64_t i = 0; i <= num_layers; ++i) {
+      shares.each(2 * i, first_block, [&](int64_t block) {
+        const int64_t row = block * kBlock, end = std::min(num_tokens, row + kBlock);
+        if (i > 0) rows_from_attention(layers, layer[i - 1], row, end, hidden, line.data(), watch);
+        if (i < num_layers) rows_to_attention(layers, layer[i], row, end, hidden, line.data(), watch);
+      });
+      if (i == num_layers) break;
+#pragma omp barrier
+      watch.lap(&OrcaTimings::other);
+      const Attention<uint16_t> attention = layers.attention(layer[i]);
+      shares.each(2 * i + 1, [&](int thread) { return first_items[thread]; }, [&](int64_t item) { attend(attention, items, item, scratch); });
+#pragma omp barrier
+      watch.lap(&OrcaTimings::attention);
+    }
+  }
 }
 
 }  // namespace
@@ -187,19 +281,23 @@ int64_t orca_workspace_bytes(const OrcaLlama* model, int64_t num_tokens) {
 }
 
 // All layers: hidden [num_tokens, hidden_size] float32 becomes the last layer's output. `timings` may be null.
-void orca_llama_layers(const OrcaLlama* model, const OrcaLlamaLayer* layers, int64_t num_layers, const Step* step, float* hidden,
+void orca_llama_layers(const OrcaLlama* model, const OrcaLlamaLayer* layer, int64_t num_layers, const Step* step, float* hidden,
                        uint8_t* workspace, int num_threads, OrcaTimings* timings) {
-  Workspace ws(*model, step->num_tokens, workspace);
-  std::vector<AttentionItem> items;
-  attention_items(*step, model->shape, items);
+  const Workspace ws(*model, step->num_tokens, workspace);
+  const Layers layers{*model, *step, ws};
+  const std::vector<AttentionItem> items = attention_items(*step, model->shape);
+  if (by_rows(step->num_tokens, num_threads)) {
+    layers_by_rows(layers, layer, num_layers, items, hidden, num_threads, timings);
+    return;
+  }
 #pragma omp parallel num_threads(num_threads)
   {
     [[maybe_unused]] const AmxTiles tiles;
     std::vector<float> line(model->hidden_size);
     Stopwatch watch(timings);
     for (int64_t i = 0; i < num_layers; ++i) {
-      attention_part(*model, layers[i], *step, items, hidden, hidden, true, ws, line.data(), watch);
-      mlp_part(*model, layers[i], step->num_tokens, hidden, hidden, true, ws, line.data(), watch);
+      attention_in_team(layers, layer[i], items, hidden, hidden, true, line.data(), watch);
+      mlp_in_team(layers, layer[i], step->num_tokens, hidden, hidden, true, line.data(), watch);
     }
   }
 }
@@ -207,27 +305,28 @@ void orca_llama_layers(const OrcaLlama* model, const OrcaLlamaLayer* layers, int
 // One layer's attention, or MLP, of this rank alone: out is its part of the sum over ranks.
 void orca_llama_attention(const OrcaLlama* model, const OrcaLlamaLayer* layer, const Step* step, const float* hidden, float* out,
                           uint8_t* workspace, int num_threads) {
-  Workspace ws(*model, step->num_tokens, workspace);
-  std::vector<AttentionItem> items;
-  attention_items(*step, model->shape, items);
+  const Workspace ws(*model, step->num_tokens, workspace);
+  const Layers layers{*model, *step, ws};
+  const std::vector<AttentionItem> items = attention_items(*step, model->shape);
 #pragma omp parallel num_threads(num_threads)
   {
     [[maybe_unused]] const AmxTiles tiles;
     std::vector<float> line(model->hidden_size);
     Stopwatch watch(nullptr);
-    attention_part(*model, *layer, *step, items, hidden, out, false, ws, line.data(), watch);
+    attention_in_team(layers, *layer, items, hidden, out, false, line.data(), watch);
   }
 }
 
 void orca_llama_mlp(const OrcaLlama* model, const OrcaLlamaLayer* layer, int64_t num_tokens, const float* hidden, float* out,
                     uint8_t* workspace, int num_threads) {
-  Workspace ws(*model, num_tokens, workspace);
+  const Workspace ws(*model, num_tokens, workspace);
+  const Layers layers{*model, {}, ws};
 #pragma omp parallel num_threads(num_threads)
   {
     [[maybe_unused]] const AmxTiles tiles;
     std::vector<float> line(model->hidden_size);
     Stopwatch watch(nullptr);
-    mlp_part(*model, *layer, num_tokens, hidden, out, false, ws, line.data(), watch);
+    mlp_in_team(layers, *layer, num_tokens, hidden, out, false, line.data(), watch);
   }
 }
 

@@ -225,6 +225,11 @@ inline void multiply_pair(const Packed& w, const Rows& rows, int64_t row, int64_
 
 #endif
 
+// Rows [row, end), not few of them, times all weights.
+inline void linear(const Packed& w, const Rows& rows, int64_t row, int64_t end, const Target& to) {
+  for (int64_t tile = 0; tile < w.num_tiles(); tile += kPair) multiply_pair(w, rows, row, end, tile, false, to);
+}
+
 // All rows: called by every thread of a team, which waits at the end. A piece of the work is some tiles times some rows.
 inline void linear_in_team(const Packed& w, const Rows& rows, int64_t num_rows, const Target& to) {
   const int64_t pairs = w.num_tiles() / kPair, blocks = (num_rows + kRowBlock - 1) / kRowBlock;

@@ -18,11 +18,10 @@ void for_each_row(int64_t num_rows, int num_threads, Call call) {
 }
 
 template <typename Number>
-void attend(const Step& step, const Shape& shape, const Kv<Number>& kv, const float* q, int64_t q_stride, float* out, float scale, int num_threads) {
-  std::vector<AttentionItem> items;
-  attention_items(step, shape, items);
+void attend_all(const Attention<Number>& all, int num_threads) {
+  const std::vector<AttentionItem> items = attention_items(all.step, all.shape);
 #pragma omp parallel num_threads(num_threads)
-  attention_in_team(step, shape, items, kv, q, q_stride, out, shape.num_heads * shape.head_dim, scale);
+  attend_in_team(all, items);
 }
 
 // The keys and values of an iteration's tokens, and where they go.
@@ -78,12 +77,12 @@ void orca_silu_mul(const float* gate_up, int64_t num_rows, int64_t n, float* y, 
 
 void orca_attention_bf16(const Step* step, const Shape* shape, const Kv<uint16_t>* kv, const float* q, int64_t q_stride, float* out, float scale,
                     int num_threads) {
-  attend(*step, *shape, *kv, q, q_stride, out, scale, num_threads);
+  attend_all<uint16_t>({*step, *shape, *kv, q, q_stride, out, shape->num_heads * shape->head_dim, scale}, num_threads);
 }
 
 void orca_attention_f32(const Step* step, const Shape* shape, const Kv<float>* kv, const float* q, int64_t q_stride, float* out,
                         float scale, int num_threads) {
-  attend(*step, *shape, *kv, q, q_stride, out, scale, num_threads);
+  attend_all<float>({*step, *shape, *kv, q, q_stride, out, shape->num_heads * shape->head_dim, scale}, num_threads);
 }
 
 void orca_write_kv_bf16(const NewKv* from, int64_t num_tokens, const Shape* shape, const Kv<uint16_t>* kv, int num_threads) {

@@ -14,7 +14,7 @@ from shared.model.config import load as load_config
 from shared.model.source import HfFolder, RandomModel
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from tests.unit.worker.model.conftest import Mesh
@@ -43,6 +43,13 @@ def kernels() -> NativeKernels:
         return load()
     except KernelsUnavailableError as error:
         pytest.skip(str(error))
+
+
+@pytest.fixture
+def restore_threads() -> Iterator[None]:
+    num_threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(num_threads)
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -77,6 +84,28 @@ def test_a_token_gets_the_same_whatever_else_is_in_the_batch(
     for name, tokens in sequences.items():
         alone = make_mesh(HfFolder(folder), 1, 1, quantized=kernels).step({name: tokens})[name]
         assert torch.equal(alone, mixed[name])
+
+
+@pytest.mark.parametrize("num_threads", [1, 2, 3])
+def test_many_tokens_give_the_same_by_blocks_of_rows(
+    kernels: NativeKernels,
+    num_threads: int,
+    make_hf_model: Callable[[Any], tuple[Path, Any]],
+    make_mesh: Callable[..., Mesh],
+    restore_threads: None,
+) -> None:
+    del restore_threads
+    folder, _ = make_hf_model(CONFIGS["qwen3"])
+    requests = {
+        name: [(7 * place + length) % 100 for place in range(length)]
+        for name, length in {"long": 100, "one": 1, "short": 5, "block": 64}.items()
+    }
+    torch.set_num_threads(8)  # too many for 170 tokens to be shared by rows: all of them share each operation
+    by_operations = make_mesh(HfFolder(folder), 1, 1, quantized=kernels).step(requests)
+    torch.set_num_threads(num_threads)
+    by_rows = make_mesh(HfFolder(folder), 1, 1, quantized=kernels).step(requests)
+    for name in requests:
+        assert torch.equal(by_rows[name], by_operations[name])
 
 
 @pytest.mark.parametrize(
