@@ -30,7 +30,8 @@ from services.worker.preparation import StepPreparer
 from services.worker.sampling.guidance import Vocabulary
 from services.worker.sampling.sampler import ChosenTokens
 from shared.codec.session import session_events_from_pb, session_events_to_pb
-from shared.codec.steps import step_plan_from_pb, step_plan_to_pb, step_result_from_pb, step_result_to_pb
+from shared.codec.step_columns import step_columns_from_pb
+from shared.codec.steps import step_plan_to_pb, step_result_from_pb, step_result_to_pb
 from shared.config import SchedulingConfig
 from shared.ids import Epoch, Handle, RequestId
 from shared.messages import Joined, JoinRequest, SamplingParams, SessionEvents, Submit, token_ids
@@ -43,7 +44,8 @@ if TYPE_CHECKING:
 
     from services.scheduler.core.events import TokenEvent
     from services.worker.loading import LoadedStage
-    from shared.messages import StepPlan, StepResult
+    from shared.codec.step_columns import StepColumns
+    from shared.messages import StepResult
     from shared.model.config import ModelConfig
     from shared.text.tokenizer import Tokenizer
 
@@ -169,17 +171,17 @@ def python_parts(num_sequences: int, prompt_tokens: int, num_iterations: int) ->
         taken.setdefault(name, []).append(1e6 * (time.perf_counter() - began))
         return result
 
-    def send() -> StepPlan | None:
+    def send() -> StepColumns | None:
         plan = timed("scheduler: select the iteration", lambda: core.schedule(0))
         if plan is None:
             return None
         data = timed("scheduler: encode the control message", lambda: step_plan_to_pb(plan).SerializeToString())
-        message = timed("worker: decode it", lambda: step_plan_from_pb(worker_pb2.StepPlan.FromString(data)))
+        message = timed("worker: decode it", lambda: step_columns_from_pb(worker_pb2.StepPlan.FromString(data)))
         timed("worker: prepare the step", lambda: preparer.prepare(message))
         return message
 
-    def result_of(plan: StepPlan) -> StepResult:
-        ids = [rng.randrange(vocab_size) for _ in range(sum(plan.samples))]
+    def result_of(plan: StepColumns) -> StepResult:
+        ids = [rng.randrange(vocab_size) for _ in range(int(plan.samples.sum()))]
         outcome = Outcome(plan, 0, 1, 2, ChosenTokens(torch.tensor(ids), ids, [], None))
         data = timed("worker: encode the result", lambda: step_result_to_pb(outcome.result()).SerializeToString())
         timed("worker: note the timing", outcome.timing)

@@ -5,17 +5,22 @@ Knows shapes and types only; who fills it from a control message is elsewhere, a
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 if TYPE_CHECKING:
-    from numpy.typing import ArrayLike
+    from numpy.typing import ArrayLike, NDArray
     from torch import Tensor
 
-__all__ = ["ForwardBatch", "device_column"]
+__all__ = ["ForwardBatch", "on_device"]
+
+_DTYPES = {np.dtype(np.int64): torch.int64, np.dtype(np.int32): torch.int32}
+_ALIGNMENT = 16
+"""Bytes; of each array within the copy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,22 +68,38 @@ class ForwardBatch:
         sample_rows: ArrayLike,
         device: torch.device,
     ) -> ForwardBatch:
-        """Copy NumPy arrays (or lists) to ``device``, each as the type that its field states."""
+        """Bring NumPy arrays (or lists) to ``device``, each as the type that its field states.
+
+        On a CPU an array that has this type already is not copied: nobody may write to it any more.
+        """
         return cls(
-            token_ids=device_column(token_ids, np.int64, device),
-            positions=device_column(positions, np.int64, device),
-            slot_mapping=device_column(slot_mapping, np.int64, device),
-            query_start=device_column(query_start, np.int32, device),
-            context_lens=device_column(context_lens, np.int32, device),
-            block_tables=device_column(block_tables, np.int32, device),
-            sample_rows=device_column(sample_rows, np.int64, device),
+            *on_device(
+                device,
+                np.asarray(token_ids, np.int64),
+                np.asarray(positions, np.int64),
+                np.asarray(slot_mapping, np.int64),
+                np.asarray(query_start, np.int32),
+                np.asarray(context_lens, np.int32),
+                np.asarray(block_tables, np.int32),
+                np.asarray(sample_rows, np.int64),
+            )
         )
 
 
-def device_column(values: ArrayLike, dtype: type[np.generic], device: torch.device) -> Tensor:
-    """Copy a NumPy array (or a list) to ``device`` without waiting; the caller may fill its own anew at once.
+def on_device(device: torch.device, *arrays: NDArray[Any]) -> list[Tensor]:
+    """Return NumPy arrays as tensors on ``device``, without waiting; nobody may write to them any more.
 
-    Any thread may do it: all of them issue to the device's one default stream, so whatever is issued later sees it.
+    On a CPU they share memory. To another device all go as one copy, since each takes longer to issue than to do. Any
+    thread may do it: all of them issue to the device's one default stream, so whatever is issued later sees it.
     """
-    host = torch.from_numpy(np.array(values, dtype=dtype))
-    return host if device.type == "cpu" else host.pin_memory().to(device, non_blocking=True)
+    if device.type == "cpu":
+        return [torch.from_numpy(array) for array in arrays]
+    ends = list(itertools.accumulate(-(-array.nbytes // _ALIGNMENT) * _ALIGNMENT for array in arrays))
+    host = torch.empty(ends[-1], dtype=torch.uint8, pin_memory=device.type == "cuda")
+    for array, start in zip(arrays, (0, *ends), strict=False):
+        host.numpy()[start : start + array.nbytes] = array.reshape(-1).view(np.uint8)
+    there = host.to(device, non_blocking=True)
+    return [
+        there[start : start + array.nbytes].view(_DTYPES[array.dtype]).view(array.shape)
+        for array, start in zip(arrays, (0, *ends), strict=False)
+    ]

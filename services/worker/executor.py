@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import torch
 
+from services.worker.inputs import greedy_columns
 from services.worker.outcome import Outcome
 from services.worker.preparation import StepPreparer, makes_logits, samples_tokens
 from services.worker.sampling.prompt_scores import PromptScores, score_prompt
@@ -32,7 +33,8 @@ if TYPE_CHECKING:
     from services.worker.loading import LoadedStage
     from services.worker.preparation import PreparedStep
     from shared.clock import Clock
-    from shared.messages import JoinRequest, StepPlan
+    from shared.codec.step_columns import StepColumns
+    from shared.messages import JoinRequest
 
 __all__ = ["Executor", "OnStep"]
 
@@ -46,7 +48,7 @@ class OnStep(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _Arrival:
-    plan: StepPlan
+    plan: StepColumns
     received_ns: int
     prepared: PreparedStep | Exception | None
     """None where there is nothing to compute; the error where the plan could not be prepared."""
@@ -71,7 +73,7 @@ class Executor:
         self._last_token_ids = torch.zeros(MAX_ROWS, dtype=torch.int64, device=self._device)
         """[rows] the token sampled last for each row of the sequence table; the compute thread's alone."""
 
-    def submit(self, plan: StepPlan, received_ns: int) -> None:
+    def submit(self, plan: StepColumns, received_ns: int) -> None:
         """Prepare and queue a plan; bounding the queue is the caller's part. What is wrong with it ``run`` will say."""
         self._arrivals.put(_Arrival(plan, received_ns, self._prepare(plan)))
 
@@ -110,7 +112,7 @@ class Executor:
         """End communication under way where the backend can (NCCL)."""
         self._communicator.abort()
 
-    def _prepare(self, plan: StepPlan) -> PreparedStep | Exception | None:
+    def _prepare(self, plan: StepColumns) -> PreparedStep | Exception | None:
         try:
             return self._preparer.prepare(plan)
         except Exception as error:  # noqa: BLE001 - for the compute thread to report, once the steps before are done
@@ -161,7 +163,7 @@ class Executor:
     def _sample(self, step: PreparedStep, loaded: LoadedStage, hidden: Tensor) -> ChosenTokens | None:
         if not len(step.sampled_rows):
             return None
-        if step.is_greedy and loaded.greedy is not None:
+        if step.sampling is None and loaded.greedy is not None:
             token_ids, invalid = loaded.greedy(hidden, step.inputs.sample_rows)
             chosen = ChosenTokens(token_ids, token_ids.tolist(), invalid, None)
         else:
@@ -169,7 +171,7 @@ class Executor:
             logits = loaded.stage.logits(rows)  # all ranks together, even those that do not sample
             if not self._samples:
                 return None
-            chosen = choose(logits, step.sampling, step.wishes)
+            chosen = choose(logits, step.sampling or greedy_columns(len(rows)), step.wishes)
         self._last_token_ids.index_copy_(0, step.sampled_rows, chosen.on_device)
         return chosen
 
@@ -184,13 +186,13 @@ class Executor:
         self._untold.clear()
 
 
-def _shape(plan: StepPlan) -> dict[str, list[int]]:
+def _shape(plan: StepColumns) -> dict[str, list[int]]:
     """What of a plan goes into a log: all but tokens, which are the users' own."""
     return {
-        "rows": list(plan.rows),
-        "num_computed_tokens": plan.num_computed_tokens,
-        "num_tokens": plan.num_tokens,
-        "num_new_blocks": plan.num_new_blocks,
+        "rows": plan.rows.tolist(),
+        "num_computed_tokens": plan.num_computed_tokens.tolist(),
+        "num_tokens": plan.num_tokens.tolist(),
+        "num_new_blocks": [] if plan.new_blocks is None else plan.new_blocks.counts.tolist(),
         "new_rows": [sequence.row for sequence in plan.new_sequences],
         "released_rows": list(plan.released_rows),
     }

@@ -15,7 +15,9 @@ if TYPE_CHECKING:
 
     from services.worker.sequences import Batch, SequenceTable
 
-__all__ = ["FlatTokens", "flatten", "forward_batch", "late_tokens", "sampling_columns"]
+__all__ = ["FlatTokens", "flatten", "forward_batch", "greedy_columns", "sampling_columns"]
+
+_NO_PLACES = np.zeros(0, np.int64)
 
 
 class FlatTokens(NamedTuple):
@@ -27,16 +29,25 @@ class FlatTokens(NamedTuple):
     """[T] the place of each token in its sequence."""
     query_start: NDArray[np.int64]
     """[B + 1] where each sequence's tokens start."""
+    late: NDArray[np.int64] | None
+    """The places, among the T, of tokens that no plan has brought; None: all of them."""
 
 
 def flatten(batch: Batch) -> FlatTokens:
     """Say which token of which row stands where."""
-    lengths = batch.num_tokens
-    if lengths.size == lengths.sum():  # decodes only, the most frequent iteration by far: nothing to spread
-        return FlatTokens(batch.rows, batch.num_computed_tokens, np.arange(lengths.size + 1))
-    query_start = np.concatenate(([0], np.cumsum(lengths)))
-    positions = np.arange(query_start[-1]) + np.repeat(batch.num_computed_tokens - query_start[:-1], lengths)
-    return FlatTokens(np.repeat(batch.rows, lengths), positions, query_start)
+    if batch.is_decode:  # nothing to spread
+        rows, positions, given = batch.rows, batch.num_computed_tokens, batch.num_given_tokens
+        query_start = np.arange(rows.size + 1)
+    else:
+        lengths = batch.num_tokens
+        query_start = np.concatenate(([0], lengths.cumsum()))
+        rows = batch.rows.repeat(lengths)
+        positions = np.arange(query_start[-1]) + (batch.num_computed_tokens - query_start[:-1]).repeat(lengths)
+        given = None if batch.num_given_tokens is None else batch.num_given_tokens.repeat(lengths)
+    if given is None:
+        return FlatTokens(rows, positions, query_start, _NO_PLACES)
+    (late,) = (positions >= given).nonzero()
+    return FlatTokens(rows, positions, query_start, None if late.size == rows.size else late)
 
 
 def forward_batch(table: SequenceTable, batch: Batch, flat: FlatTokens, device: torch.device) -> ForwardBatch:
@@ -45,37 +56,47 @@ def forward_batch(table: SequenceTable, batch: Batch, flat: FlatTokens, device: 
     The token at position p of a sequence has its K and V in slot ``block_table[p // block_size] * block_size + p %
     block_size``.
     """
-    block_of_token, offsets = np.divmod(flat.positions, table.block_size)
-    context_lens = batch.num_computed_tokens + batch.num_tokens
-    max_blocks = -(-int(context_lens.max(initial=0)) // table.block_size)
+    size = table.block_size
+    rows, positions = flat.rows, flat.positions
+    index = positions // size
+    # block * size + offset, where the offset is position - index * size
+    slots = (table.block_ids[rows, index] - index) * size + positions
+    last_tokens = flat.query_start[1:] - 1
     return ForwardBatch.from_arrays(
-        token_ids=table.token_ids[flat.rows, flat.positions],
-        positions=flat.positions,
-        slot_mapping=table.block_ids[flat.rows, block_of_token].astype(np.int64) * table.block_size + offsets,
+        token_ids=np.empty(rows.size, np.int64) if flat.late is None else table.token_ids[rows, positions],
+        positions=positions,
+        slot_mapping=slots,
         query_start=flat.query_start,
-        context_lens=context_lens,
-        block_tables=table.block_ids[batch.rows, :max_blocks],
-        sample_rows=flat.query_start[1:][batch.samples] - 1,
+        context_lens=batch.context_lens,
+        block_tables=table.block_ids[batch.rows, : -(-batch.longest // size)],
+        sample_rows=last_tokens if batch.samples.all() else last_tokens[batch.samples],
         device=device,
     )
 
 
-def late_tokens(table: SequenceTable, flat: FlatTokens) -> NDArray[np.int64]:
-    """Return the places, among the flat tokens, of those that no plan has brought."""
-    return np.flatnonzero(flat.positions >= table.num_given_tokens[flat.rows])
-
-
-def sampling_columns(table: SequenceTable, batch: Batch) -> SamplingColumns:
-    """Return the parameters of the S sequences of ``batch`` that sample, in batch order.
+def sampling_columns(table: SequenceTable, rows: NDArray[np.int64], positions: NDArray[np.int64]) -> SamplingColumns:
+    """Return the parameters of sequences in ``rows`` [S], each of which samples the token for its position [S].
 
     A token's position is its index in the whole sequence, prompt and output, hence the same after a recomputation.
     """
-    rows = batch.rows[batch.samples]
     return SamplingColumns(
         temperature=table.temperature[rows],
         top_k=table.top_k[rows],
         top_p=table.top_p[rows],
         min_p=table.min_p[rows],
         seed=table.seed[rows],
-        position=(batch.num_computed_tokens + batch.num_tokens)[batch.samples],
+        position=positions,
+    )
+
+
+def greedy_columns(num_rows: int) -> SamplingColumns:
+    """Return the parameters of sequences of which each takes the most likely token."""
+    zeros = np.zeros(num_rows, np.int64)
+    return SamplingColumns(
+        temperature=np.zeros(num_rows, np.float32),
+        top_k=np.zeros(num_rows, np.int32),
+        top_p=np.ones(num_rows, np.float32),
+        min_p=np.zeros(num_rows, np.float32),
+        seed=zeros,
+        position=zeros,
     )

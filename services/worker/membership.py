@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from services.worker.observer import StepObserver
     from services.worker.outcome import Outcome
     from shared.clock import Clock
-    from shared.messages import JoinRequest, StepPlan, StepResult
+    from shared.codec.step_columns import StepColumns
+    from shared.messages import JoinRequest, StepResult
 
 __all__ = ["MAX_PENDING_STEPS", "Membership"]
 
@@ -76,7 +77,7 @@ class Membership:
             raise ProtocolError(f"step {step_id} came where step {self._next_step_id} was due: a gap is fatal")
         self._next_step_id += 1
 
-    async def submit(self, plan: StepPlan, received_ns: int) -> None:
+    async def submit(self, plan: StepColumns, received_ns: int) -> None:
         """Put an admitted plan before the compute thread, waiting while too many are pending."""
         await self._room.acquire()
         self._num_computing += 1

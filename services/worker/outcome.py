@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from services.worker.sampling.prompt_scores import PromptScores
     from services.worker.sampling.sampler import ChosenTokens
-    from shared.messages import StepPlan
+    from shared.codec.step_columns import StepColumns
 
 __all__ = ["Outcome"]
 
@@ -23,7 +23,7 @@ __all__ = ["Outcome"]
 class Outcome(NamedTuple):
     """One step that has ended; times in nanoseconds of the host's monotonic clock."""
 
-    plan: StepPlan
+    plan: StepColumns
     received_ns: int
     started_ns: int
     ended_ns: int
@@ -33,14 +33,16 @@ class Outcome(NamedTuple):
 
     def timing(self) -> StepTiming:
         """Return when the step passed through this rank."""
+        num_tokens = self.plan.num_tokens
+        num_decode_tokens = int((num_tokens == 1).sum())
         return StepTiming(
             step_id=self.plan.step_id,
             received_ns=self.received_ns,
             started_ns=self.started_ns,
             ended_ns=self.ended_ns,
-            num_sequences=len(self.plan.rows),
-            num_tokens=sum(self.plan.num_tokens),
-            num_decode_tokens=self.plan.num_tokens.count(1),
+            num_sequences=num_tokens.size,
+            num_tokens=int(num_tokens.sum()),
+            num_decode_tokens=num_decode_tokens,
         )
 
     def result(self) -> StepResult:

@@ -9,13 +9,13 @@ token of each row. No row's first tokens are late, so whoever gets a row next ne
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
-from services.worker.batch import device_column
-from services.worker.inputs import flatten, forward_batch, late_tokens, sampling_columns
+from services.worker.batch import on_device
+from services.worker.inputs import flatten, forward_batch, sampling_columns
 from services.worker.sampling.guidance import GrammarCompiler, Guided
 from services.worker.sampling.logit_rules import logit_rules
 from services.worker.sampling.prompt_scores import PromptPiece
@@ -31,7 +31,8 @@ if TYPE_CHECKING:
     from services.worker.sampling.drawing import SamplingColumns
     from services.worker.sampling.guidance import Vocabulary
     from services.worker.sequences import Batch
-    from shared.messages import Joined, JoinRequest, NewSequence, StepPlan
+    from shared.codec.step_columns import StepColumns
+    from shared.messages import Joined, JoinRequest, NewSequence
 
 __all__ = ["LateTokens", "PreparedStep", "StepPreparer", "makes_logits", "samples_tokens"]
 
@@ -61,12 +62,10 @@ class PreparedStep:
     late: LateTokens | None
     sampled_rows: Tensor
     """[S] int64 on the stage's device, the rows that a token is sampled for."""
-    sampling: SamplingColumns
-    """Of the same S sequences."""
+    sampling: SamplingColumns | None
+    """Of the same S sequences; None where the largest logit of each of them is all that matters."""
     wishes: list[tuple[int, Wishes]]
     """Of those of the S sequences that have any, with their places, rising."""
-    is_greedy: bool
-    """Whether the largest logit of each of them is all that matters."""
     prompt_pieces: list[PromptPiece]
     """Tokens of prompts to score."""
 
@@ -92,6 +91,8 @@ class StepPreparer:
         self._grammars = GrammarCompiler(vocabulary)
         self._wishes: dict[int, Wishes] = {}
         """By row, of the sequences that have any."""
+        self._drawing: set[int] = set()
+        """Rows whose tokens are drawn at random."""
         self._scored_prompts: dict[int, tuple[int, int]] = {}
         """By row: tokens of the prompt, and how many of the most likely ones are told for each."""
         self._table = SequenceTable(
@@ -102,7 +103,7 @@ class StepPreparer:
             reserves_sampled=request.workers_append_tokens,
         )
 
-    def prepare(self, plan: StepPlan) -> PreparedStep | None:
+    def prepare(self, plan: StepColumns) -> PreparedStep | None:
         """Return the step of ``plan``, None where it computes nothing.
 
         Raises ``ProtocolError`` when the plan does not fit; no plan after it can be prepared then.
@@ -111,20 +112,27 @@ class StepPreparer:
         for row in plan.released_rows:
             self._wishes.pop(row, None)
             self._scored_prompts.pop(row, None)
+            self._drawing.discard(row)
         for sequence in plan.new_sequences:
             self._learn(sequence)
-        if not batch.rows.size:
+        if batch is None:
             return None
         flat = flatten(batch)
-        sampling = sampling_columns(self._table, batch)
-        wishes = self._wishes_of(batch) if self._wishes else []
+        all_sample = bool(batch.samples.all())
+        rows, positions = batch.rows, batch.context_lens
+        if not all_sample:
+            rows, positions = rows[batch.samples], positions[batch.samples]
+        wishes = self._wishes_of(rows) if self._wishes else []
+        sampling = None
+        if wishes or self._drawing:
+            columns = sampling_columns(self._table, rows, positions)
+            sampling = columns if wishes or not columns.greedy().all() else None
         return PreparedStep(
             inputs=forward_batch(self._table, batch, flat, self._device),
             late=self._late_tokens(flat),
-            sampled_rows=self._column(batch.rows[batch.samples]),
+            sampled_rows=self._column(rows),
             sampling=sampling,
             wishes=wishes,
-            is_greedy=not wishes and bool(sampling.greedy().all()),
             prompt_pieces=self._prompt_pieces(batch, flat) if self._scored_prompts else [],
         )
 
@@ -137,6 +145,9 @@ class StepPreparer:
             self._scored_prompts[sequence.row] = (sequence.num_prompt_tokens, sequence.num_prompt_logprobs)
         if not self._samples:
             return
+        row = np.array([sequence.row])
+        if not sampling_columns(self._table, row, row).greedy().all():
+            self._drawing.add(sequence.row)
         rules = logit_rules(sequence, self._vocab_size, self._device)
         if sequence.grammar:
             output = sequence.token_ids[sequence.num_prompt_tokens :]
@@ -144,9 +155,8 @@ class StepPreparer:
         if rules or sequence.sampling.num_logprobs is not None:
             self._wishes[sequence.row] = Wishes(tuple(rules), sequence.sampling.num_logprobs)
 
-    def _wishes_of(self, batch: Batch) -> list[tuple[int, Wishes]]:
-        rows = batch.rows[batch.samples].tolist()
-        return [(place, self._wishes[row]) for place, row in enumerate(rows) if row in self._wishes]
+    def _wishes_of(self, rows: NDArray[np.int64]) -> list[tuple[int, Wishes]]:
+        return [(place, self._wishes[row]) for place, row in enumerate(rows.tolist()) if row in self._wishes]
 
     def _prompt_pieces(self, batch: Batch, flat: FlatTokens) -> list[PromptPiece]:
         pieces = []
@@ -157,16 +167,17 @@ class StepPreparer:
             first = int(batch.num_computed_tokens[place]) + 1
             end = min(first + int(batch.num_tokens[place]), num_prompt_tokens)
             if first < end:
-                token_ids = self._column(self._table.token_ids[row, first:end])
+                token_ids = self._column(self._table.token_ids[row, first:end].astype(np.int64))
                 pieces.append(PromptPiece(place, first, int(flat.query_start[place]), token_ids, num_top))
         return pieces
 
     def _late_tokens(self, flat: FlatTokens) -> LateTokens | None:
-        places = late_tokens(self._table, flat)
-        if not places.size:
+        if flat.late is None:
+            return LateTokens(None, self._column(flat.rows))
+        if not flat.late.size:
             return None
-        is_all = places.size == flat.rows.size
-        return LateTokens(None if is_all else self._column(places), self._column(flat.rows[places]))
+        return LateTokens(*on_device(self._device, flat.late, flat.rows[flat.late]))
 
-    def _column(self, values: NDArray[np.integer[Any]]) -> Tensor:
-        return device_column(values, np.int64, self._device)
+    def _column(self, values: NDArray[np.int64]) -> Tensor:
+        (column,) = on_device(self._device, values)
+        return column

@@ -16,7 +16,7 @@ they are written.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -24,11 +24,10 @@ from shared.errors import ProtocolError
 from shared.sampling import MAX_LOGPROBS, sampling_fault
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from numpy.typing import NDArray
 
-    from shared.messages import NewSequence, StepPlan
+    from shared.codec.step_columns import Appended, StepColumns
+    from shared.messages import NewSequence
 
 __all__ = ["MAX_ROWS", "Batch", "SequenceTable"]
 
@@ -43,7 +42,7 @@ _FIRST_TOKENS = 256
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """The sequences of one iteration, B of them in batch order."""
+    """The sequences of one iteration, B of them in batch order, at least 1. Nobody writes to it."""
 
     rows: NDArray[np.int64]
     """[B] rows of the table."""
@@ -51,8 +50,16 @@ class Batch:
     """[B] position of each sequence's first token of this iteration."""
     num_tokens: NDArray[np.int64]
     """[B] tokens of each sequence in this iteration, at least 1."""
+    context_lens: NDArray[np.int64]
+    """[B] tokens of each sequence that are computed once this iteration is: the sum of the two."""
+    longest: int
+    """The largest of ``context_lens``."""
     samples: NDArray[np.bool_]
     """[B] whether a token is sampled after the last of them."""
+    is_decode: bool
+    """Whether each sequence has one token, as in most iterations by far."""
+    num_given_tokens: NDArray[np.int64] | None
+    """[B] tokens of each sequence that plans have brought; those from here on are late. None: none is."""
 
 
 class SequenceTable:
@@ -83,18 +90,20 @@ class SequenceTable:
         self._num_blocks = np.zeros(0, np.int64)
         # Sampling parameters, [rows] each.
         self.temperature = np.zeros(0, np.float32)
-        self.top_k = np.zeros(0, np.int64)
+        self.top_k = np.zeros(0, np.int32)
         self.top_p = np.zeros(0, np.float32)
         self.min_p = np.zeros(0, np.float32)
         self.seed = np.zeros(0, np.uint64)
+        self._checked_rows = b""
+        """The batch's rows that were last found to be in use and different; a release makes that void."""
 
     @property
     def num_sequences(self) -> int:
         """Rows in use."""
         return int(self._is_used.sum())
 
-    def apply(self, plan: StepPlan) -> Batch:
-        """Release, learn, append, reserve, in that order, and return the batch to compute.
+    def apply(self, plan: StepColumns) -> Batch | None:
+        """Release, learn, append, reserve, in that order, and return the batch to compute; None if there is none.
 
         Raises ``ProtocolError`` naming what does not fit; the table is then half changed and of no further use.
         """
@@ -103,25 +112,19 @@ class SequenceTable:
             self._release(what, row)
         for sequence in plan.new_sequences:
             self._learn(what, sequence)
-        rows = np.array(plan.rows, np.int64)
-        self._check_rows(what, rows)
-        if rows.size:
-            self._append_tokens(what, rows, plan.num_appended_tokens, plan.appended_token_ids)
-            self._append_blocks(what, rows, plan.num_new_blocks, plan.new_block_ids)
-        batch = Batch(
-            rows=rows,
-            num_computed_tokens=np.array(plan.num_computed_tokens, np.int64),
-            num_tokens=np.array(plan.num_tokens, np.int64),
-            samples=np.array(plan.samples, np.bool_),
-        )
-        self._check_batch(what, batch)
-        if self._reserves_sampled:
-            self._reserve(what, batch)
-        return batch
+        if not plan.rows.size:
+            return None
+        self._check_rows(what, plan.rows)
+        if plan.appended_tokens is not None:
+            self._append_tokens(what, plan.rows, plan.appended_tokens)
+        if plan.new_blocks is not None:
+            self._append_blocks(what, plan.rows, plan.new_blocks)
+        return self._batch(what, plan)
 
     def _release(self, what: str, row: int) -> None:
-        if not (0 <= row < self._is_used.size and self._is_used[row]):
+        if not (row < self._is_used.size and self._is_used[row]):
             raise ProtocolError(f"{what} releases row {row}, which holds no sequence")
+        self._checked_rows = b""
         self._is_used[row] = False
         self.block_ids[row, : self._num_blocks[row]] = 0
         self._num_blocks[row] = 0
@@ -129,7 +132,7 @@ class SequenceTable:
 
     def _learn(self, what: str, sequence: NewSequence) -> None:
         row, num_tokens = sequence.row, len(sequence.token_ids)
-        if not 0 <= row < MAX_ROWS:
+        if row >= MAX_ROWS:
             raise ProtocolError(f"{what} puts a sequence into row {row}; the last row is {MAX_ROWS - 1}")
         if row < self._is_used.size and self._is_used[row]:
             raise ProtocolError(f"{what} puts a sequence into row {row}, which is in use")
@@ -158,95 +161,94 @@ class SequenceTable:
         self.min_p[row] = sequence.sampling.min_p
         self.seed[row] = sequence.sampling.seed
 
-    def _append_tokens(self, what: str, rows: NDArray[np.int64], counts: Sequence[int], ids: Sequence[int]) -> None:
-        if not ids:
-            return
-        token_ids = np.array(ids, np.int64)
+    def _append_tokens(self, what: str, rows: NDArray[np.int64], appended: Appended) -> None:
+        counts, token_ids = appended
         self._check_tokens(what, token_ids)
-        new = np.array(counts, np.int64)
-        totals = self._num_tokens[rows] + new
-        too_long = totals > self._max_model_len
-        if too_long.any():
-            row = rows[too_long][0]
-            raise ProtocolError(f"{what} makes row {row} {totals[too_long][0]} tokens long; {self._length_limit()}")
-        late = (new > 0) & (self.num_given_tokens[rows] < self._num_tokens[rows])
+        known = self._num_tokens[rows]
+        totals = known + counts
+        if _largest(totals) > self._max_model_len:
+            first = (totals > self._max_model_len).argmax()
+            raise ProtocolError(f"{what} makes row {rows[first]} {totals[first]} tokens long; {self._length_limit()}")
+        late = (counts > 0) & (self.num_given_tokens[rows] < known)
         if late.any():
             raise ProtocolError(f"{what} brings tokens for row {rows[late][0]}, whose own samples were to come first")
-        self._grow_tokens(int(totals.max()))
-        self.token_ids[np.repeat(rows, new), _places(self._num_tokens[rows], new)] = token_ids
+        self._grow_tokens(_largest(totals))
+        self.token_ids[_places(rows, known, counts)] = token_ids
         self._num_tokens[rows] = totals
-        self.num_given_tokens[rows] += new
+        self.num_given_tokens[rows] += counts
 
-    def _append_blocks(self, what: str, rows: NDArray[np.int64], counts: Sequence[int], ids: Sequence[int]) -> None:
-        if not ids:
-            return
-        block_ids = np.array(ids, np.int64)
-        if block_ids.min() < 0 or block_ids.max() >= self._num_kv_blocks:
-            wrong = block_ids[(block_ids < 0) | (block_ids >= self._num_kv_blocks)][0]
+    def _append_blocks(self, what: str, rows: NDArray[np.int64], new: Appended) -> None:
+        counts, block_ids = new
+        if _largest(block_ids) >= self._num_kv_blocks:
+            wrong = block_ids[block_ids >= self._num_kv_blocks][0]
             raise ProtocolError(f"{what} names block {wrong}; this worker has blocks 0 to {self._num_kv_blocks - 1}")
-        new = np.array(counts, np.int64)
-        totals = self._num_blocks[rows] + new
+        held = self._num_blocks[rows]
+        totals = held + counts
         most = -(-self._max_model_len // self.block_size)
-        if totals.max() > most:
-            row = rows[totals > most][0]
+        if _largest(totals) > most:
+            first = (totals > most).argmax()
             raise ProtocolError(
-                f"{what} gives row {row} {totals.max()} blocks; {most} hold the longest sequence "
+                f"{what} gives row {rows[first]} {totals[first]} blocks; {most} hold the longest sequence "
                 f"({self._max_model_len} tokens)"
             )
-        self._grow_blocks(int(totals.max()))
-        self.block_ids[np.repeat(rows, new), _places(self._num_blocks[rows], new)] = block_ids
+        self._grow_blocks(_largest(totals))
+        self.block_ids[_places(rows, held, counts)] = block_ids
         self._num_blocks[rows] = totals
 
-    def _reserve(self, what: str, batch: Batch) -> None:
-        """Count the token that each sequence of ``batch`` samples, if the longest sequence has a place for it.
-
-        Of the late tokens only the latest can be filled in: an earlier one is refused.
-        """
-        lengths = self._num_tokens[batch.rows]
-        ends = batch.num_computed_tokens + batch.num_tokens
-        first_late = np.maximum(batch.num_computed_tokens, self.num_given_tokens[batch.rows])
-        gone = first_late < np.minimum(ends, lengths - 1)
-        if gone.any():
-            raise ProtocolError(
-                f"{what} computes token {first_late[gone][0]} of row {batch.rows[gone][0]}, which was sampled here "
-                f"and is not kept"
-            )
-        lengths += batch.samples & (lengths < self._max_model_len)
-        self._grow_tokens(int(lengths.max(initial=0)))
-        self._num_tokens[batch.rows] = lengths
-
     def _check_rows(self, what: str, rows: NDArray[np.int64]) -> None:
-        if not rows.size:
+        as_bytes = rows.tobytes()
+        if as_bytes == self._checked_rows:  # as long as the same requests are served, the same rows come again
             return
-        in_table = rows.min() >= 0 and rows.max() < self._is_used.size
-        if not in_table or not self._is_used[rows].all():
-            row = next(row for row in rows if not (0 <= row < self._is_used.size and self._is_used[row]))
+        if _largest(rows) >= self._is_used.size or not self._is_used[rows].all():
+            row = next(row for row in rows if row >= self._is_used.size or not self._is_used[row])
             raise ProtocolError(f"{what} computes row {row}, which holds no sequence")
         if len(set(rows.tolist())) != rows.size:
             raise ProtocolError(f"{what} computes a row twice")
+        self._checked_rows = as_bytes
 
-    def _check_batch(self, what: str, batch: Batch) -> None:
-        ends = batch.num_computed_tokens + batch.num_tokens
-        empty = batch.num_tokens < 1
-        if empty.any():
-            raise ProtocolError(f"{what} computes no token of row {batch.rows[empty][0]}")
-        unknown = ends > self._num_tokens[batch.rows]
-        if unknown.any():
-            row = batch.rows[unknown][0]
+    def _batch(self, what: str, plan: StepColumns) -> Batch:
+        """Check what is to be computed, count what will be sampled, and return the batch."""
+        rows, num_tokens = plan.rows, plan.num_tokens
+        if _least(num_tokens) < 1:
+            raise ProtocolError(f"{what} computes no token of row {rows[num_tokens.argmin()]}")
+        ends = plan.num_computed_tokens + num_tokens
+        known = self._num_tokens[rows]
+        left = known - ends
+        if _least(left) < 0:
+            first = (left < 0).argmax()
             raise ProtocolError(
-                f"{what} computes row {row} up to token {ends[unknown][0]}, but only {self._num_tokens[row]} are known"
+                f"{what} computes row {rows[first]} up to token {ends[first]}, but only {known[first]} are known"
             )
-        homeless = ends > self._num_blocks[batch.rows] * self.block_size
-        if homeless.any():
-            row = batch.rows[homeless][0]
+        num_slots = self._num_blocks[rows] * self.block_size
+        if _least(num_slots - ends) < 0:
+            first = (num_slots < ends).argmax()
             raise ProtocolError(
-                f"{what} computes row {row} up to token {ends[homeless][0]}, but its {self._num_blocks[row]} blocks "
-                f"hold {self._num_blocks[row] * self.block_size}"
+                f"{what} computes row {rows[first]} up to token {ends[first]}, but its "
+                f"{self._num_blocks[rows[first]]} blocks hold {num_slots[first]}"
+            )
+        is_decode, longest = _largest(num_tokens) == 1, _largest(ends)
+        given = None
+        if self._reserves_sampled:
+            given = self.num_given_tokens[rows]
+            if not is_decode or _largest(left):  # a decode of the last token known asks for no other
+                self._check_late(what, plan, known, given)
+            self._num_tokens[rows] = np.minimum(known + plan.samples, self._max_model_len)
+            self._grow_tokens(longest)
+        return Batch(rows, plan.num_computed_tokens, num_tokens, ends, longest, plan.samples, is_decode, given)
+
+    def _check_late(self, what: str, plan: StepColumns, known: NDArray[np.int64], given: NDArray[np.int64]) -> None:
+        """Of the late tokens only the latest can be filled in: an earlier one is refused."""
+        first_late = np.maximum(plan.num_computed_tokens, given)
+        gone = first_late < np.minimum(plan.num_computed_tokens + plan.num_tokens, known - 1)
+        if gone.any():
+            raise ProtocolError(
+                f"{what} computes token {first_late[gone][0]} of row {plan.rows[gone][0]}, which was sampled here "
+                f"and is not kept"
             )
 
     def _check_tokens(self, what: str, token_ids: NDArray[np.int64] | NDArray[np.uint32]) -> None:
-        if token_ids.min() < 0 or token_ids.max() >= self._vocab_size:
-            wrong = token_ids[(token_ids < 0) | (token_ids >= self._vocab_size)][0]
+        if _largest(token_ids) >= self._vocab_size:
+            wrong = token_ids[token_ids >= self._vocab_size][0]
             raise ProtocolError(f"{what} has token id {wrong}; the model's vocabulary ends at {self._vocab_size - 1}")
 
     def _length_limit(self) -> str:
@@ -279,11 +281,24 @@ class SequenceTable:
             self.block_ids = _grown(self.block_ids, rows, max(num_blocks, 2 * width, _FIRST_TOKENS // self.block_size))
 
 
-def _places(first: NDArray[np.int64], counts: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return first[i], first[i] + 1, … ``counts[i]`` times, one after the other."""
-    ends: NDArray[np.int64] = np.cumsum(counts)
-    places: NDArray[np.int64] = np.arange(ends[-1]) + np.repeat(first - ends + counts, counts)
-    return places
+def _places(
+    rows: NDArray[np.int64], first: NDArray[np.int64], counts: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return rows and columns of ``counts[i]`` places in row ``rows[i]`` from ``first[i]`` on, one after the other."""
+    if _largest(counts) == 1:
+        (some,) = counts.nonzero()
+        return rows[some], first[some]
+    ends = counts.cumsum()
+    return rows.repeat(counts), np.arange(ends[-1]) + (first - ends + counts).repeat(counts)
+
+
+def _largest(values: NDArray[np.integer[Any]]) -> int:
+    """Return the largest; of a few numbers in a third of the time that ``max`` takes."""
+    return int(values[values.argmax()])
+
+
+def _least(values: NDArray[np.integer[Any]]) -> int:
+    return int(values[values.argmin()])
 
 
 def _grown(array: NDArray[_Scalar], *shape: int) -> NDArray[_Scalar]:

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from services.worker.forwarding import Onward, peers_of
 from shared.codec.joining import join_progress_to_pb, join_request_from_pb
-from shared.codec.steps import step_plan_from_pb, step_result_to_pb, timeline_to_pb
+from shared.codec.step_columns import step_columns_from_pb
+from shared.codec.steps import step_result_to_pb, timeline_to_pb
 from shared.errors import EngineLostError, OrcaError, ProtocolError
 from shared.ids import StepId
 from shared.pb import worker_pb2, worker_pb2_grpc
@@ -108,7 +109,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
                 membership.admit(message.epoch, message.step_id)
                 num_steps += 1
                 await onward.write(message)
-                await membership.submit(step_plan_from_pb(message), received_ns)
+                await membership.submit(step_columns_from_pb(message), received_ns)
             await membership.drained()
             await onward.finish()
         except OrcaError as error:

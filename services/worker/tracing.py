@@ -11,11 +11,12 @@ import asyncio
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from shared.ids import Row
 from shared.tracing import Span
 
 if TYPE_CHECKING:
     from services.worker.outcome import Outcome
-    from shared.ids import RequestId, Row
+    from shared.ids import RequestId
     from shared.messages import Joined, StepTiming
     from shared.tracing import Tracer
 
@@ -73,8 +74,8 @@ class StageTracer:
         if not passages:
             return
         compute_ns = timing.ended_ns - timing.started_ns
-        for row, num_tokens in zip(plan.rows, plan.num_tokens, strict=True):
-            passage = passages.get(row)
+        for place, num_tokens in zip(plan.rows.tolist(), plan.num_tokens.tolist(), strict=True):
+            passage = passages.get(Row(place))
             if passage is not None:
                 passage.first_ns = passage.first_ns or timing.received_ns
                 passage.last_ns = timing.ended_ns

@@ -1,17 +1,18 @@
-"""Scheduler and workers: control messages down the stages, results and timings back."""
+"""Scheduler and workers: control messages down the stages, results and timings back.
+
+How a worker takes a control message is in ``shared.codec.step_columns``: this module does without NumPy.
+"""
 
 from __future__ import annotations
 
-from shared.codec.columns import check_columns
-from shared.codec.engine import sampling_from_pb, sampling_to_pb
+from shared.codec.engine import sampling_to_pb
 from shared.codec.logprobs import indexed_from_pb, logprobs_to_pb, prompt_logprobs_from_pb
 from shared.codec.timings import put_timings, timings_of
-from shared.ids import BlockId, Epoch, RequestId, Row, StepId
-from shared.messages import NewSequence, StepPlan, StepResult, StepTiming, token_ids
+from shared.ids import Epoch, StepId
+from shared.messages import StepPlan, StepResult, StepTiming
 from shared.pb import worker_pb2
 
 __all__ = [
-    "step_plan_from_pb",
     "step_plan_to_pb",
     "step_result_from_pb",
     "step_result_to_pb",
@@ -48,56 +49,6 @@ def step_plan_to_pb(plan: StepPlan) -> worker_pb2.StepPlan:
         appended_token_ids=plan.appended_token_ids,
         num_new_blocks=plan.num_new_blocks,
         new_block_ids=plan.new_block_ids,
-    )
-
-
-def step_plan_from_pb(message: worker_pb2.StepPlan) -> StepPlan:
-    """Translate; columns that disagree are refused."""
-    check_columns(
-        f"step {message.step_id}",
-        ("rows", len(message.rows)),
-        ("num_computed_tokens", len(message.num_computed_tokens)),
-        ("num_tokens", len(message.num_tokens)),
-        ("samples", len(message.samples)),
-        ("num_appended_tokens", len(message.num_appended_tokens)),
-        ("num_new_blocks", len(message.num_new_blocks)),
-    )
-    check_columns(
-        f"step {message.step_id}",
-        ("sum of num_appended_tokens", sum(message.num_appended_tokens)),
-        ("appended_token_ids", len(message.appended_token_ids)),
-    )
-    check_columns(
-        f"step {message.step_id}",
-        ("sum of num_new_blocks", sum(message.num_new_blocks)),
-        ("new_block_ids", len(message.new_block_ids)),
-    )
-    return StepPlan(
-        epoch=Epoch(message.epoch),
-        step_id=StepId(message.step_id),
-        rows=[Row(row) for row in message.rows],
-        num_computed_tokens=list(message.num_computed_tokens),
-        num_tokens=list(message.num_tokens),
-        samples=list(message.samples),
-        num_appended_tokens=list(message.num_appended_tokens),
-        appended_token_ids=list(message.appended_token_ids),
-        num_new_blocks=list(message.num_new_blocks),
-        new_block_ids=[BlockId(block) for block in message.new_block_ids],
-        new_sequences=[
-            NewSequence(
-                row=Row(sequence.row),
-                request_id=RequestId(sequence.request_id),
-                token_ids=token_ids(sequence.token_ids),
-                num_prompt_tokens=sequence.num_prompt_tokens,
-                sampling=sampling_from_pb(sequence.sampling),
-                stop_token_ids=frozenset(sequence.stop_token_ids),
-                num_prompt_logprobs=sequence.num_prompt_logprobs if sequence.HasField("num_prompt_logprobs") else None,
-                grammar=sequence.grammar,
-                traceparent=sequence.traceparent,
-            )
-            for sequence in message.new_sequences
-        ],
-        released_rows=[Row(row) for row in message.released_rows],
     )
 
 

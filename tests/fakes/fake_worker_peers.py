@@ -30,18 +30,21 @@ from shared.messages import (
 )
 from shared.pb import worker_pb2, worker_pb2_grpc
 from shared.rpc import RpcServer, connect
+from tests.fakes.plans import received
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
 
     from grpc import aio
 
+    from shared.codec.step_columns import StepColumns
     from shared.errors import OrcaError
 
 __all__ = [
     "FakeRegistry",
     "RankClient",
     "SpawnedWorker",
+    "columns",
     "join_all",
     "join_request",
     "plan",
@@ -279,3 +282,8 @@ def plan(step_id: int, *entries: tuple[int, int, int], epoch: int = 1, **fields:
     built = {**defaults, **fields}
     built["new_block_ids"] = [BlockId(block) for block in built["new_block_ids"]]
     return StepPlan(**built)
+
+
+def columns(step_id: int, *entries: tuple[int, int, int], **fields: Any) -> StepColumns:
+    """Return the same as a worker gets it."""
+    return received(plan(step_id, *entries, **fields))

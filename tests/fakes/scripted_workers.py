@@ -9,10 +9,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from shared.codec.joining import join_progress_to_pb, join_request_from_pb, registration_to_pb
-from shared.codec.steps import step_plan_from_pb, step_result_to_pb, timeline_to_pb
+from shared.codec.step_columns import step_columns_from_pb
+from shared.codec.steps import step_result_to_pb, timeline_to_pb
 from shared.messages import Joined, JoinRequest, Loading, Registration, StepPlan, StepResult, StepTiming
 from shared.pb import worker_pb2, worker_pb2_grpc
 from shared.rpc import RpcServer, connect
+from tests.fakes.plans import as_plan
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -89,7 +91,7 @@ class ScriptedWorker(worker_pb2_grpc.WorkerServicer):
         if not self.reads_plans:
             await asyncio.get_running_loop().create_future()
         async for message in request_iterator:
-            self.plans.put_nowait(step_plan_from_pb(message))
+            self.plans.put_nowait(as_plan(step_columns_from_pb(message)))
         return worker_pb2.ExecuteSummary()
 
     async def StreamResults(  # noqa: N802

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shared.codec import engine, generation, joining, session, steps
+from shared.codec.step_columns import step_columns_from_pb
 from shared.errors import InvalidRequestError, ProtocolError
 from shared.generation import (
     ChatMessage,
@@ -56,6 +57,7 @@ from shared.messages import (
 )
 from shared.pb import common_pb2, gateway_pb2, scheduler_pb2, worker_pb2
 from shared.status import StatusCode
+from tests.fakes.plans import as_plan
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -309,6 +311,11 @@ deltas = st.builds(
 model_infos = st.builds(ModelInfo, engine_infos, id_tuples, st.booleans())
 gateway_statuses = st.builds(GatewayStatus, engine_statuses, u32)
 
+
+def plan_from_pb(message: worker_pb2.StepPlan) -> StepPlan:
+    return as_plan(step_columns_from_pb(message))
+
+
 ROUND_TRIPS: dict[str, tuple[st.SearchStrategy[Any], Callable[[Any], Any], Callable[[Any], Any]]] = {
     "SamplingParams": (sampling, engine.sampling_to_pb, engine.sampling_from_pb),
     "EngineInfo": (engine_infos, engine.engine_info_to_pb, engine.engine_info_from_pb),
@@ -318,7 +325,7 @@ ROUND_TRIPS: dict[str, tuple[st.SearchStrategy[Any], Callable[[Any], Any], Calla
     "Registration": (registrations, joining.registration_to_pb, joining.registration_from_pb),
     "JoinRequest": (join_requests, joining.join_request_to_pb, joining.join_request_from_pb),
     "JoinProgress": (join_progress, joining.join_progress_to_pb, joining.join_progress_from_pb),
-    "StepPlan": (step_plans(), steps.step_plan_to_pb, steps.step_plan_from_pb),
+    "StepPlan": (step_plans(), steps.step_plan_to_pb, plan_from_pb),
     "StepResult": (step_results, steps.step_result_to_pb, steps.step_result_from_pb),
     "GenerateOptions": (options, generation.options_to_pb, generation.options_from_pb),
     "GenerateRequest": (generate_requests, generation.generate_to_pb, generation.generate_from_pb),
@@ -344,6 +351,7 @@ def test_round_trip(name: str, data: st.DataObject) -> None:
 def test_every_translation_is_tried() -> None:
     tried = {function.__name__ for _, *pair in ROUND_TRIPS.values() for function in pair}
     tried |= {"timeline_to_pb", "timeline_from_pb"}
+    tried -= {"plan_from_pb"}  # what workers have of it is in ``step_columns``
     assert tried == {name for module in (engine, generation, joining, session, steps) for name in module.__all__}
 
 
@@ -383,17 +391,39 @@ def test_unknown_kinds_are_refused(translate: Callable[[], object]) -> None:
 
 
 @pytest.mark.parametrize(
-    "message",
+    ("message", "lengths"),
     [
-        worker_pb2.StepPlan(rows=[1]),
-        worker_pb2.StepPlan(samples=[True, False]),
-        worker_pb2.StepPlan(appended_token_ids=[7]),
-        worker_pb2.StepPlan(new_block_ids=[7]),
+        (
+            worker_pb2.StepPlan(step_id=3, rows=[1]),
+            "rows: 1, num_computed_tokens: 0, num_tokens: 0, samples: 0, num_appended_tokens: 0, num_new_blocks: 0",
+        ),
+        (worker_pb2.StepPlan(step_id=3, samples=[True, False]), "samples: 2"),
+        (
+            worker_pb2.StepPlan(step_id=3, appended_token_ids=[7]),
+            "sum of num_appended_tokens: 0, appended_token_ids: 1",
+        ),
+        (worker_pb2.StepPlan(step_id=3, new_block_ids=[7]), "sum of num_new_blocks: 0, new_block_ids: 1"),
     ],
 )
-def test_plans_whose_columns_disagree_are_refused(message: worker_pb2.StepPlan) -> None:
-    with pytest.raises(ProtocolError, match="unequal length"):
-        steps.step_plan_from_pb(message)
+def test_plans_whose_columns_disagree_are_refused(message: worker_pb2.StepPlan, lengths: str) -> None:
+    with pytest.raises(ProtocolError, match=f"^step 3 has columns of unequal length .*{lengths}"):
+        step_columns_from_pb(message)
+
+
+def test_plan_that_brings_nothing_has_no_columns_of_it() -> None:
+    columns = step_columns_from_pb(
+        worker_pb2.StepPlan(
+            rows=[2**32 - 1],
+            num_computed_tokens=[0],
+            num_tokens=[1],
+            samples=[True],
+            num_appended_tokens=[0],
+            num_new_blocks=[0],
+        )
+    )
+    assert columns.rows.tolist() == [2**32 - 1]
+    assert columns.appended_tokens is None
+    assert columns.new_blocks is None
 
 
 def test_events_and_timelines_whose_columns_disagree_are_refused() -> None:

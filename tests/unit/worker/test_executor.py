@@ -12,9 +12,9 @@ from services.worker.executor import Executor
 from services.worker.timeline import Timeline
 from shared.clock import ManualClock
 from shared.errors import EngineLostError, OrcaError, ProtocolError
-from shared.messages import SamplingParams, StepPlan, StepResult
+from shared.messages import SamplingParams, StepResult
 from tests.fakes.fake_stage import VOCAB_SIZE, assemble
-from tests.fakes.fake_worker_peers import join_request, plan, sequence
+from tests.fakes.fake_worker_peers import columns, join_request, sequence
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from services.worker.batch import ForwardBatch
     from services.worker.kv_cache import KvCache
     from services.worker.outcome import Outcome
+    from shared.codec.step_columns import StepColumns
 
 
 class FakeStage:
@@ -54,7 +55,7 @@ class NineAlways:
 
 
 def run(
-    *plans: StepPlan, append: bool = False, greedy: NineAlways | None = None
+    *plans: StepColumns, append: bool = False, greedy: NineAlways | None = None
 ) -> tuple[list[StepResult], OrcaError | None, Timeline]:
     clock, timeline, results = ManualClock(), Timeline(), list[StepResult]()
 
@@ -73,8 +74,8 @@ def run(
     return results, executor.run(), timeline
 
 
-def prefills(*prompts: list[int], sampling: SamplingParams | None = None) -> StepPlan:
-    return plan(
+def prefills(*prompts: list[int], sampling: SamplingParams | None = None) -> StepColumns:
+    return columns(
         0,
         *((row, 0, len(prompt)) for row, prompt in enumerate(prompts)),
         new_sequences=[sequence(row, prompt, sampling) for row, prompt in enumerate(prompts)],
@@ -98,7 +99,7 @@ def test_where_all_are_greedy_nobody_makes_logits(append: bool) -> None:
     assert failure is None
     assert (results[0].token_ids, results[0].invalid) == ([9, 0], [1])
     for other in (drawn, replace(greedy, num_logprobs=1), replace(greedy, logit_bias=((7, 50.0),))):
-        mixed = plan(
+        mixed = columns(
             0,
             (0, 0, 1),
             (1, 0, 1),
@@ -112,7 +113,7 @@ def test_where_all_are_greedy_nobody_makes_logits(append: bool) -> None:
 
 
 def test_times_are_of_the_compute() -> None:
-    results, failure, timeline = run(prefills([1, 2]), plan(1), plan(2, (0, 1, 1)))
+    results, failure, timeline = run(prefills([1, 2]), columns(1), columns(2, (0, 1, 1)))
     assert failure is None
     assert [result.compute_ns for result in results] == [1000, 0, 1000]
     assert [(timing.started_ns, timing.ended_ns) for timing in timeline.latest()] == [
@@ -124,10 +125,10 @@ def test_times_are_of_the_compute() -> None:
 
 
 def test_failing_compute_is_told_with_its_step_and_ends_the_loop() -> None:
-    results, failure, _ = run(prefills([1, 2]), plan(1, (0, 1, 1), num_appended_tokens=[1], appended_token_ids=[2]))
+    results, failure, _ = run(prefills([1, 2]), columns(1, (0, 1, 1), num_appended_tokens=[1], appended_token_ids=[2]))
     assert failure is None
     assert len(results) == 2
-    results, failure, _ = run(prefills([4]), plan(1))
+    results, failure, _ = run(prefills([4]), columns(1))
     assert results == []
     assert isinstance(failure, EngineLostError)
     assert "stage 0, rank 0 failed at step 0 (RuntimeError: out of order)" in str(failure)
@@ -136,14 +137,14 @@ def test_failing_compute_is_told_with_its_step_and_ends_the_loop() -> None:
 
 
 def test_plan_that_does_not_fit_ends_the_loop() -> None:
-    results, failure, _ = run(prefills([1]), plan(1, (9, 0, 1)), plan(2))
+    results, failure, _ = run(prefills([1]), columns(1, (9, 0, 1)), columns(2))
     assert len(results) == 1
     assert isinstance(failure, ProtocolError)
     assert "step 1 computes row 9" in str(failure)
 
 
 def test_running_ahead_a_plan_need_not_bring_the_token_before() -> None:
-    plans = (prefills([1, 2]), plan(1, (0, 2, 1)))
+    plans = (prefills([1, 2]), columns(1, (0, 2, 1)))
     results, failure, _ = run(*plans, append=True)
     assert failure is None
     assert [result.token_ids for result in results] == [[5], [5]]

@@ -13,11 +13,12 @@ from services.worker.sampling.guidance import Vocabulary
 from shared.errors import ProtocolError
 from shared.messages import Joined, SamplingParams
 from shared.text.byte_tokenizer import ByteTokenizer
-from tests.fakes.fake_worker_peers import join_request, plan, sequence
+from tests.fakes.fake_worker_peers import columns, join_request, sequence
 
 if TYPE_CHECKING:
     from services.worker.preparation import PreparedStep
-    from shared.messages import NewSequence, StepPlan
+    from shared.codec.step_columns import StepColumns
+    from shared.messages import NewSequence
 
 VOCAB_SIZE = 300
 
@@ -30,7 +31,7 @@ def preparer(**rank: Any) -> StepPreparer:
     return StepPreparer(join_request(**rank), joined, vocabulary, torch.device("cpu"))
 
 
-def prepared(by: StepPreparer, step: StepPlan) -> PreparedStep:
+def prepared(by: StepPreparer, step: StepColumns) -> PreparedStep:
     found = by.prepare(step)
     assert found is not None
     return found
@@ -44,8 +45,8 @@ def scored(row: int, num_top: int = 2) -> NewSequence:
     return replace(sequence(row, range(10, 19)), num_prompt_logprobs=num_top, num_prompt_tokens=7)
 
 
-def first_plan(*new: NewSequence) -> StepPlan:
-    return plan(
+def first_plan(*new: NewSequence) -> StepColumns:
+    return columns(
         0,
         *((one.row, 0, len(one.token_ids)) for one in new),
         new_sequences=new,
@@ -58,9 +59,9 @@ def test_wishes_go_along_with_the_steps_that_sample_until_the_row_is_released() 
     by = preparer()
     step = prepared(by, first_plan(sequence(0, [1]), penalised(1), sequence(2, [1]), penalised(3)))
     assert [place for place, _ in step.wishes] == [1, 3]
-    second = plan(1, (3, 8, 1), (1, 8, 1), (0, 0, 1), samples=[True, False, True])
+    second = columns(1, (3, 8, 1), (1, 8, 1), (0, 0, 1), samples=[True, False, True])
     assert [(place, wish is step.wishes[1][1]) for place, wish in prepared(by, second).wishes] == [(0, True)]
-    reused = plan(
+    reused = columns(
         2, (3, 0, 1), released_rows=[3], new_sequences=[sequence(3, [1])], num_new_blocks=[1], new_block_ids=[7]
     )
     assert prepared(by, reused).wishes == []
@@ -69,7 +70,7 @@ def test_wishes_go_along_with_the_steps_that_sample_until_the_row_is_released() 
 def test_wish_released_without_a_step_is_gone() -> None:
     by = preparer()
     prepared(by, first_plan(penalised(0), scored(1)))
-    assert by.prepare(plan(1, released_rows=[0, 1])) is None
+    assert by.prepare(columns(1, released_rows=[0, 1])) is None
     again = prepared(by, first_plan(sequence(0, [1]), sequence(1, [1])))
     assert (again.wishes, again.prompt_pieces) == ([], [])
 
@@ -77,14 +78,14 @@ def test_wish_released_without_a_step_is_gone() -> None:
 def test_pieces_of_a_prompt_leave_out_its_first_token_and_the_output() -> None:
     by = preparer()
     new = [sequence(1, [1, 2]), scored(0)]
-    columns: dict[str, Any] = {"num_new_blocks": [1, 1], "new_block_ids": [0, 1], "samples": [True, False]}
-    (piece,) = prepared(by, plan(0, (1, 0, 2), (0, 0, 4), new_sequences=new, **columns)).prompt_pieces
+    blocks: dict[str, Any] = {"num_new_blocks": [1, 1], "new_block_ids": [0, 1], "samples": [True, False]}
+    (piece,) = prepared(by, columns(0, (1, 0, 2), (0, 0, 4), new_sequences=new, **blocks)).prompt_pieces
     assert (piece.place, piece.first_position, piece.first_row, piece.num_top) == (1, 1, 2, 2)
     assert piece.token_ids.tolist() == [11, 12, 13, 14]
-    (piece,) = prepared(by, plan(1, (0, 4, 5))).prompt_pieces
+    (piece,) = prepared(by, columns(1, (0, 4, 5))).prompt_pieces
     assert (piece.place, piece.first_position, piece.first_row) == (0, 5, 0)
     assert piece.token_ids.tolist() == [15, 16]
-    assert prepared(by, plan(2, (0, 6, 3))).prompt_pieces == []
+    assert prepared(by, columns(2, (0, 6, 3))).prompt_pieces == []
 
 
 @pytest.mark.parametrize(

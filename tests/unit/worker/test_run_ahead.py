@@ -16,7 +16,7 @@ import torch
 from services.worker.executor import Executor
 from shared.clock import ManualClock
 from tests.fakes.fake_stage import MAX_MODEL_LEN, NUM_BLOCKS, VOCAB_SIZE, assemble
-from tests.fakes.fake_worker_peers import join_request, plan, sequence
+from tests.fakes.fake_worker_peers import columns, join_request, sequence
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from services.worker.batch import ForwardBatch
     from services.worker.kv_cache import KvCache
     from services.worker.outcome import Outcome
-    from shared.messages import StepPlan
+    from shared.codec.step_columns import StepColumns
 
 BLOCK_SIZE = 16
 
@@ -44,7 +44,7 @@ class NextTokenStage:
         return torch.nn.functional.one_hot(hidden_rows[:, 0].long(), VOCAB_SIZE).float()
 
 
-def compute(plans: list[StepPlan]) -> list[list[int]]:
+def compute(plans: list[StepColumns]) -> list[list[int]]:
     outcomes: list[Outcome] = []
 
     def on_step(outcome: Outcome) -> None:
@@ -105,7 +105,7 @@ def test_rows_that_change_hands_never_see_the_token_of_another(seed: int) -> Non
                 one.tokens.append(tokens[-1])
         expected.append(tokens)
         plans.append(
-            plan(
+            columns(
                 step_id,
                 *entries,
                 samples=samples,
