@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -250,9 +250,8 @@ class ToolCallDelta:
     """Goes on from the pieces before."""
 
 
-@dataclass(frozen=True, slots=True)
-class Delta:
-    """News of one choice."""
+class Delta(NamedTuple):
+    """News of one choice: a tuple, since there is one for every token."""
 
     text: str = ""
     """Text that has become complete; no character is ever cut, and nothing of a stop string is shown."""

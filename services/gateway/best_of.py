@@ -5,7 +5,6 @@ The measure is the mean log probability of an output's tokens, by the raw logits
 
 from __future__ import annotations
 
-import dataclasses
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -49,8 +48,8 @@ class BestOf:
 
     def _shown(self, delta: Delta, choice: int) -> Delta:
         if self._shows_logprobs:
-            return dataclasses.replace(delta, choice=choice)
-        return dataclasses.replace(delta, choice=choice, logprobs=())
+            return delta._replace(choice=choice)
+        return delta._replace(choice=choice, logprobs=())
 
 
 def _mean_logprob(deltas: Iterable[Delta]) -> float:
@@ -60,8 +59,7 @@ def _mean_logprob(deltas: Iterable[Delta]) -> float:
 
 def _joined(deltas: Iterable[Delta]) -> Delta:
     output = [delta for delta in deltas if not delta.is_prompt]
-    return dataclasses.replace(
-        output[-1],
+    return output[-1]._replace(
         text="".join(delta.text for delta in output),
         token_ids=tuple(token_id for delta in output for token_id in delta.token_ids),
         logprobs=tuple(token for delta in output for token in delta.logprobs),

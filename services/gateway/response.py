@@ -5,7 +5,6 @@ If one output fails, the request fails. Whoever drops a response closes it: what
 
 from __future__ import annotations
 
-import dataclasses
 from typing import TYPE_CHECKING
 
 from shared.generation import Usage
@@ -75,7 +74,7 @@ class Response:
             else:
                 deltas += self._best_of.add(delta)
         if self._num_open == 0:
-            deltas[-1] = dataclasses.replace(deltas[-1], usage=self.usage())
+            deltas[-1] = deltas[-1]._replace(usage=self.usage())
         return deltas
 
     def usage(self) -> Usage:

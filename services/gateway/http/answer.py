@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from shared.generation import Delta, Finish, TokenLogprob, Usage
 
-__all__ = ["FINISH_REASONS", "Answer", "Choice", "Head", "Prompts", "event", "usage_dict"]
+__all__ = ["FINISH_REASONS", "Answer", "Choice", "EventTemplate", "Head", "Prompts", "event", "usage_dict"]
 
 FINISH_REASONS = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length", FinishReason.TOOL_CALLS: "tool_calls"}
 
@@ -110,6 +110,22 @@ class Answer(Protocol):
 def event(value: dict[str, Any]) -> bytes:
     """Return a server-sent event."""
     return b"data: " + orjson.dumps(value) + b"\n\n"
+
+
+class EventTemplate:
+    """An event of which only one text differs from one token to the next."""
+
+    __slots__ = ("_after", "_before")
+
+    def __init__(self, example: bytes, field: str) -> None:
+        """``field`` is the first of that name in the example, and empty there; quotes in strings are escaped."""
+        name = orjson.dumps(field) + b":"
+        before, _, self._after = example.partition(name + b'""')
+        self._before = before + name
+
+    def event(self, text: str) -> bytes:
+        """Return the event with the text."""
+        return self._before + orjson.dumps(text) + self._after
 
 
 def usage_dict(usage: Usage) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from services.gateway.http.answer import FINISH_REASONS, event, usage_dict
+from services.gateway.http.answer import FINISH_REASONS, EventTemplate, event, usage_dict
 from services.gateway.http.logprobs import CompletionLogprobs
 
 if TYPE_CHECKING:
@@ -31,6 +31,9 @@ class CompletionAnswer:
         """By choice: what its first chunk has."""
         self._shows_logprobs = body.logprobs is not None
         self._logprobs: defaultdict[int, CompletionLogprobs] = defaultdict(CompletionLogprobs)
+        self._shows_texts_only = not (self._shows_token_ids or self._shows_logprobs)
+        self._templates: dict[int, EventTemplate] = {}
+        """By choice."""
         # Where the usage comes in the end, all other chunks say that they have none.
         self._tail: dict[str, Any] = {"usage": None} if body.includes_usage else {}
 
@@ -45,20 +48,28 @@ class CompletionAnswer:
 
     def events(self, delta: Delta) -> bytes:
         """Return one chunk."""
+        if self._shows_texts_only and delta.finish is None:  # as good as always
+            return self._template(delta.choice).event(delta.text) if delta.text else b""
         shows = delta.text or delta.finish or delta.logprobs or (self._shows_token_ids and delta.token_ids)
         if not shows:
             return b""
-        choice: dict[str, Any] = {
-            "index": delta.choice,
-            "text": delta.text,
-            "logprobs": self._logprobs[delta.choice].add(delta.logprobs) if self._shows_logprobs else None,
-            **_finish_fields(delta.finish),
-        }
+        logprobs = self._logprobs[delta.choice].add(delta.logprobs) if self._shows_logprobs else None
+        choice = _choice_fields(delta.choice, delta.text, logprobs, delta.finish)
         if self._shows_token_ids:
             choice["token_ids"] = () if delta.is_prompt else delta.token_ids
             prompt = self._unsent_prompts.pop(delta.choice, None)
             if prompt is not None:
                 choice["prompt_token_ids"] = prompt
+        return self._event(choice)
+
+    def _template(self, index: int) -> EventTemplate:
+        template = self._templates.get(index)
+        if template is None:
+            example = self._event(_choice_fields(index, "", None, None))
+            template = self._templates[index] = EventTemplate(example, "text")
+        return template
+
+    def _event(self, choice: dict[str, Any]) -> bytes:
         return event({**self._head, "choices": [choice], **self._tail})
 
     def usage_event(self, usage: Usage) -> bytes:
@@ -72,19 +83,19 @@ class CompletionAnswer:
         return orjson.dumps({**self._head, "choices": shown, "usage": usage_dict(usage)})
 
     def _choice(self, index: int, choice: Choice, prompt: tuple[int, ...] | None) -> dict[str, Any]:
-        shown: dict[str, Any] = {
-            "index": index,
-            "text": choice.text,
-            "logprobs": CompletionLogprobs().add(choice.logprobs) if self._shows_logprobs else None,
-            **_finish_fields(choice.finish),
-        }
+        logprobs = CompletionLogprobs().add(choice.logprobs) if self._shows_logprobs else None
+        shown = _choice_fields(index, choice.text, logprobs, choice.finish)
         if self._shows_token_ids:
             shown["token_ids"] = choice.token_ids
             shown["prompt_token_ids"] = prompt
         return shown
 
 
-def _finish_fields(finish: Finish | None) -> dict[str, Any]:
-    if finish is None:
-        return {"finish_reason": None, "stop_reason": None}
-    return {"finish_reason": FINISH_REASONS[finish.reason], "stop_reason": finish.stop}
+def _choice_fields(index: int, text: str, logprobs: dict[str, Any] | None, finish: Finish | None) -> dict[str, Any]:
+    return {
+        "index": index,
+        "text": text,
+        "logprobs": logprobs,
+        "finish_reason": None if finish is None else FINISH_REASONS[finish.reason],
+        "stop_reason": None if finish is None else finish.stop,
+    }

@@ -72,6 +72,17 @@ class ResponseControl:
         self.streams_events = False
         """The response is a stream of server-sent events, which takes comments."""
 
+    def write(self, data: bytes) -> bool:
+        """Write a part of the body at once, past all that surrounds the application and looks at heads only.
+
+        False: it must be sent as usual, since the client is slow or gone, or the body is not in chunks.
+        """
+        cycle = self._cycle
+        if cycle is None or not cycle.chunked_encoding or cycle.flow.write_paused or cycle.disconnected:
+            return False
+        cycle.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+        return True
+
     def close_afterwards(self) -> None:
         """Let the connection end with the response that is being sent."""
         if self._cycle is not None:

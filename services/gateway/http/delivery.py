@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
 
     from services.gateway.http.answer import Answer
+    from services.gateway.http.connection import ResponseControl
     from shared.generation import Delta, Usage
 
 __all__ = ["EVENT_STREAM_HEADERS", "EventStreamResponse", "WholeResponse", "until_disconnect"]
@@ -80,19 +81,20 @@ class EventStreamResponse(Response):
         await send({"type": "http.response.start", "status": 200, "headers": EVENT_STREAM_HEADERS})
         await send(_body(self._answer.opening(accepted.prompt_token_ids)))
         try:
-            last = await self._send_events(send)
+            last = await self._send_events(control, send)
         except Exception as error:  # noqa: BLE001 - whatever it is, the client must not take it for an end
             control.close_afterwards()
             last = b"data: " + http_error_of(error).body() + b"\n\n"
         await send(_body(last, more=False))
 
-    async def _send_events(self, send: Send) -> bytes:
+    async def _send_events(self, control: ResponseControl, send: Send) -> bytes:
         """Send all but the last events, which are returned."""
         usage: Usage | None = None
         answer = self._answer
         async for delta in self._deltas:
             usage = delta.usage
-            if data := answer.events(delta):
+            data = answer.events(delta)
+            if data and not control.write(data):
                 await send(_body(data))
         assert usage is not None
         return (answer.usage_event(usage) if self._includes_usage else b"") + _DONE

@@ -87,8 +87,8 @@ class Detokenizer:
         """Give what these tokens complete; may be nothing."""
         parts = self.parts(token_ids)
         if self._matcher is None and not self._held_tokens:  # as good as always
-            data = b"".join(parts)
-            text, num_decided = _decode(data, final=False)
+            data = parts[0] if len(parts) == 1 else b"".join(parts)
+            text, num_decided = utf_8_decode(data, "replace", False)  # noqa: FBT003 - what `_decode` does
             if num_decided == len(data):
                 return Piece(text, token_ids, parts)
         return self._push(token_ids, parts)
