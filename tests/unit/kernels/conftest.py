@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 import pytest
@@ -16,8 +17,9 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="session")
 def cache_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A cache like a user's, where each set is compiled once for all tests."""
-    return tmp_path_factory.mktemp("cache")
+    """A cache like a user's, where each set is compiled once for all tests, whichever process they run in."""
+    base = tmp_path_factory.getbasetemp()
+    return (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "cache"
 
 
 @pytest.fixture(scope="session")
