@@ -75,13 +75,13 @@ class ForwardBatch:
         return cls(
             *on_device(
                 device,
-                np.asarray(token_ids, np.int64),
-                np.asarray(positions, np.int64),
-                np.asarray(slot_mapping, np.int64),
-                np.asarray(query_start, np.int32),
-                np.asarray(context_lens, np.int32),
-                np.asarray(block_tables, np.int32),
-                np.asarray(sample_rows, np.int64),
+                np.ascontiguousarray(token_ids, np.int64),
+                np.ascontiguousarray(positions, np.int64),
+                np.ascontiguousarray(slot_mapping, np.int64),
+                np.ascontiguousarray(query_start, np.int32),
+                np.ascontiguousarray(context_lens, np.int32),
+                np.ascontiguousarray(block_tables, np.int32),
+                np.ascontiguousarray(sample_rows, np.int64),
             )
         )
 

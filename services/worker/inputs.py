@@ -46,8 +46,10 @@ def flatten(batch: Batch) -> FlatTokens:
         given = None if batch.num_given_tokens is None else batch.num_given_tokens.repeat(lengths)
     if given is None:
         return FlatTokens(rows, positions, query_start, _NO_PLACES)
-    (late,) = (positions >= given).nonzero()
-    return FlatTokens(rows, positions, query_start, None if late.size == rows.size else late)
+    missing = given - positions
+    if missing[missing.argmax()] <= 0:
+        return FlatTokens(rows, positions, query_start, None)
+    return FlatTokens(rows, positions, query_start, (missing <= 0).nonzero()[0])
 
 
 def forward_batch(table: SequenceTable, batch: Batch, flat: FlatTokens, device: torch.device) -> ForwardBatch:
@@ -69,7 +71,7 @@ def forward_batch(table: SequenceTable, batch: Batch, flat: FlatTokens, device: 
         query_start=flat.query_start,
         context_lens=batch.context_lens,
         block_tables=table.block_ids[batch.rows, : -(-batch.longest // size)],
-        sample_rows=last_tokens if batch.samples.all() else last_tokens[batch.samples],
+        sample_rows=last_tokens if batch.all_sample else last_tokens[batch.samples],
         device=device,
     )
 

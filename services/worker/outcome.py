@@ -33,16 +33,16 @@ class Outcome(NamedTuple):
 
     def timing(self) -> StepTiming:
         """Return when the step passed through this rank."""
-        num_tokens = self.plan.num_tokens
-        num_decode_tokens = int((num_tokens == 1).sum())
+        num_sequences, num_tokens = self.plan.rows.size, self.plan.total_tokens
+        is_decode = num_tokens == num_sequences
         return StepTiming(
             step_id=self.plan.step_id,
             received_ns=self.received_ns,
             started_ns=self.started_ns,
             ended_ns=self.ended_ns,
-            num_sequences=num_tokens.size,
-            num_tokens=int(num_tokens.sum()),
-            num_decode_tokens=num_decode_tokens,
+            num_sequences=num_sequences,
+            num_tokens=num_tokens,
+            num_decode_tokens=num_tokens if is_decode else int((self.plan.num_tokens == 1).sum()),
         )
 
     def result(self) -> StepResult:

@@ -118,9 +118,8 @@ class StepPreparer:
         if batch is None:
             return None
         flat = flatten(batch)
-        all_sample = bool(batch.samples.all())
         rows, positions = batch.rows, batch.context_lens
-        if not all_sample:
+        if not batch.all_sample:
             rows, positions = rows[batch.samples], positions[batch.samples]
         wishes = self._wishes_of(rows) if self._wishes else []
         sampling = None

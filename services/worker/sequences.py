@@ -15,8 +15,7 @@ they are written.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -40,8 +39,7 @@ _FIRST_ROWS = 64
 _FIRST_TOKENS = 256
 
 
-@dataclass(frozen=True, slots=True)
-class Batch:
+class Batch(NamedTuple):
     """The sequences of one iteration, B of them in batch order, at least 1. Nobody writes to it."""
 
     rows: NDArray[np.int64]
@@ -56,6 +54,8 @@ class Batch:
     """The largest of ``context_lens``."""
     samples: NDArray[np.bool_]
     """[B] whether a token is sampled after the last of them."""
+    all_sample: bool
+    """Whether one is after each of them."""
     is_decode: bool
     """Whether each sequence has one token, as in most iterations by far."""
     num_given_tokens: NDArray[np.int64] | None
@@ -226,15 +226,27 @@ class SequenceTable:
                 f"{what} computes row {rows[first]} up to token {ends[first]}, but its "
                 f"{self._num_blocks[rows[first]]} blocks hold {num_slots[first]}"
             )
-        is_decode, longest = _largest(num_tokens) == 1, _largest(ends)
+        is_decode, longest = plan.total_tokens == rows.size, _largest(ends)
         given = None
         if self._reserves_sampled:
             given = self.num_given_tokens[rows]
-            if not is_decode or _largest(left):  # a decode of the last token known asks for no other
+            reserved = known + plan.samples
+            if not is_decode or _largest(left) or longest == self._max_model_len:
                 self._check_late(what, plan, known, given)
-            self._num_tokens[rows] = np.minimum(known + plan.samples, self._max_model_len)
+                reserved = np.minimum(reserved, self._max_model_len)
+            self._num_tokens[rows] = reserved
             self._grow_tokens(longest)
-        return Batch(rows, plan.num_computed_tokens, num_tokens, ends, longest, plan.samples, is_decode, given)
+        return Batch(
+            rows=rows,
+            num_computed_tokens=plan.num_computed_tokens,
+            num_tokens=num_tokens,
+            context_lens=ends,
+            longest=longest,
+            samples=plan.samples,
+            all_sample=bool(plan.samples[plan.samples.argmin()]),
+            is_decode=is_decode,
+            num_given_tokens=given,
+        )
 
     def _check_late(self, what: str, plan: StepColumns, known: NDArray[np.int64], given: NDArray[np.int64]) -> None:
         """Of the late tokens only the latest can be filled in: an earlier one is refused."""

@@ -7,7 +7,6 @@ is made here for a sequence that it knows already. ``np.fromiter`` over a repeat
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import numpy as np
@@ -18,8 +17,6 @@ from shared.ids import Epoch, RequestId, Row, StepId
 from shared.messages import NewSequence, token_ids
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from shared.pb import worker_pb2
 
 __all__ = ["Appended", "StepColumns", "step_columns_from_pb"]
@@ -37,8 +34,7 @@ class Appended(NamedTuple):
     """[sum of counts]"""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class StepColumns:
+class StepColumns(NamedTuple):
     """A ``StepPlan`` of B sequences, which says what each column means. Nothing is negative; nobody writes to it."""
 
     epoch: Epoch
@@ -49,6 +45,8 @@ class StepColumns:
     """[B]"""
     num_tokens: _Integers
     """[B]"""
+    total_tokens: int
+    """Sum of ``num_tokens``."""
     samples: _Booleans
     """[B]"""
     appended_tokens: Appended | None
@@ -62,43 +60,39 @@ class StepColumns:
 def step_columns_from_pb(message: worker_pb2.StepPlan) -> StepColumns:
     """Translate; columns that disagree are refused with ``ProtocolError``."""
     size = len(message.rows)
-    lengths = (
-        ("rows", size),
-        ("num_computed_tokens", len(message.num_computed_tokens)),
-        ("num_tokens", len(message.num_tokens)),
-        ("samples", len(message.samples)),
-        ("num_appended_tokens", len(message.num_appended_tokens)),
-        ("num_new_blocks", len(message.num_new_blocks)),
-    )
-    step_id = message.step_id
-    check_columns(f"step {step_id}", *lengths)
+    if not (
+        size
+        == len(message.num_computed_tokens)
+        == len(message.num_tokens)
+        == len(message.samples)
+        == len(message.num_appended_tokens)
+        == len(message.num_new_blocks)
+    ):
+        names = ("rows", "num_computed_tokens", "num_tokens", "samples", "num_appended_tokens", "num_new_blocks")
+        check_columns(f"step {message.step_id}", *((name, len(getattr(message, name))) for name in names))
     return StepColumns(
         epoch=Epoch(message.epoch),
-        step_id=StepId(step_id),
+        step_id=StepId(message.step_id),
         rows=np.fromiter(message.rows, np.int64, size),
         num_computed_tokens=np.fromiter(message.num_computed_tokens, np.int64, size),
         num_tokens=np.fromiter(message.num_tokens, np.int64, size),
+        total_tokens=sum(message.num_tokens),
         samples=np.fromiter(message.samples, np.bool_, size),
-        appended_tokens=_appended(
-            step_id,
-            ("num_appended_tokens", message.num_appended_tokens),
-            ("appended_token_ids", message.appended_token_ids),
-        ),
-        new_blocks=_appended(
-            step_id, ("num_new_blocks", message.num_new_blocks), ("new_block_ids", message.new_block_ids)
-        ),
+        appended_tokens=_appended(message, "num_appended_tokens", "appended_token_ids"),
+        new_blocks=_appended(message, "num_new_blocks", "new_block_ids"),
         new_sequences=[_new_sequence_from_pb(sequence) for sequence in message.new_sequences],
         released_rows=[Row(row) for row in message.released_rows],
     )
 
 
-def _appended(step_id: int, counts: tuple[str, Sequence[int]], values: tuple[str, Sequence[int]]) -> Appended | None:
-    total, num_values = sum(counts[1]), len(values[1])
-    if total != num_values:
-        check_columns(f"step {step_id}", (f"sum of {counts[0]}", total), (values[0], num_values))
+def _appended(message: worker_pb2.StepPlan, counts_name: str, values_name: str) -> Appended | None:
+    counts, values = getattr(message, counts_name), getattr(message, values_name)
+    total = sum(counts)
+    if total != len(values):
+        check_columns(f"step {message.step_id}", (f"sum of {counts_name}", total), (values_name, len(values)))
     if not total:
         return None
-    return Appended(np.fromiter(counts[1], np.int64, len(counts[1])), np.fromiter(values[1], np.int64, num_values))
+    return Appended(np.fromiter(counts, np.int64, len(counts)), np.fromiter(values, np.int64, total))
 
 
 def _new_sequence_from_pb(message: worker_pb2.NewSequence) -> NewSequence:

@@ -69,7 +69,7 @@ async def test_sequences_that_are_not_traced_leave_no_span() -> None:
 async def test_a_row_is_used_again() -> None:
     stage = Stage()
     stage.compute(prefill(0, 20))
-    stage.compute(replace(prefill(0, 5), released_rows=[Row(0)]))
+    stage.compute(prefill(0, 5)._replace(released_rows=[Row(0)]))
     stage.observer.epoch_over()
     assert [span.attributes["orca.num_tokens"] for span in stage.tracer.spans] == [20, 5]
 

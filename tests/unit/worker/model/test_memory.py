@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from services.worker.batch import ForwardBatch
+from services.worker.batch import ForwardBatch, on_device
 from services.worker.kv_cache import KvCache, bytes_per_block, num_blocks_within
 from services.worker.model.parameters import Parameters
 from services.worker.model.random_weights import RandomWeights
@@ -40,24 +40,34 @@ def test_too_little_or_too_much_kv_is_refused() -> None:
         )
 
 
-def test_a_batch_copies_its_arrays() -> None:
-    token_ids = np.array([5, 6, 7], dtype=np.int64)
+def test_a_batch_has_columns_of_its_own_types() -> None:
     batch = ForwardBatch.from_arrays(
-        token_ids=token_ids,
+        token_ids=np.array([5, 6, 7], dtype=np.int32),
         positions=[0, 1, 9],
         slot_mapping=[0, 1, 21],
         query_start=[0, 2, 3],
         context_lens=[2, 10],
-        block_tables=[[0, 0, 0], [3, 4, 5]],
+        block_tables=np.array([[0, 3], [0, 4], [0, 5]]).T,
         sample_rows=[1, 2],
         device=_CPU,
     )
-    token_ids[:] = 0
     assert batch.token_ids.tolist() == [5, 6, 7]
+    assert batch.block_tables.tolist() == [[0, 0, 0], [3, 4, 5]]
+    assert batch.block_tables.is_contiguous()
     assert (batch.num_tokens, batch.num_requests) == (3, 2)
     wide = (batch.token_ids, batch.positions, batch.slot_mapping, batch.sample_rows)
     assert {column.dtype for column in wide} == {torch.int64}
     assert {column.dtype for column in (batch.query_start, batch.context_lens, batch.block_tables)} == {torch.int32}
+
+
+def test_arrays_keep_their_shapes_and_types_on_the_way_to_another_device() -> None:
+    arrays = (np.zeros((3, 2), np.int32), np.zeros(5, np.int64), np.zeros(0, np.int64))
+    columns = on_device(torch.device("meta"), *arrays)
+    assert [(column.shape, column.dtype) for column in columns] == [
+        ((3, 2), torch.int32),
+        ((5,), torch.int64),
+        ((0,), torch.int64),
+    ]
 
 
 def test_weights_that_do_not_fit_are_refused() -> None:
