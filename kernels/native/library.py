@@ -199,9 +199,15 @@ class NativeKernels:
             *(POINTER(CModel), POINTER(CLayer), c_int64, c_void_p, c_void_p, c_void_p, c_int),
         )
 
-    def linear(self, x: Tensor, weight: PackedMatrix, norm: Tensor | None = None, eps: float = 0.0) -> Tensor:
-        """Return x [T, k] times the weights, [T, n] float32; with ``norm``, of x / rms(x) * norm."""
-        out = x.new_empty(x.shape[0], weight.n)
+    def linear(
+        self, x: Tensor, weight: PackedMatrix, norm: Tensor | None = None, eps: float = 0.0, out: Tensor | None = None
+    ) -> Tensor:
+        """Return x [T, k] times the weights, [T, n] float32; with ``norm``, of x / rms(x) * norm.
+
+        ``out``: where to, instead of new memory.
+        """
+        if out is None:
+            out = x.new_empty(x.shape[0], weight.n)
         memory = Workspace()  # of this call alone: small, and these functions belong to all threads
         workspace = memory.address(self._linear_bytes(x.shape[0], weight.k))
         norm_address = None if norm is None else norm.data_ptr()

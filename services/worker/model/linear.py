@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import torch
 import torch.nn.functional as F  # noqa: N812 - the name that everyone uses
 
 if TYPE_CHECKING:
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ColumnParallelLinear",
+    "LogitsMemory",
     "OutputHead",
     "RowParallelLinear",
     "VocabParallelEmbedding",
@@ -86,6 +88,23 @@ class VocabParallelEmbedding:
     def __call__(self, token_ids: Tensor) -> Tensor:
         """Return [T, hidden]; token_ids [T] int64."""
         return embed_over_ranks(token_ids, self.vocab, self.tp, lambda rows: F.embedding(rows, self.table))
+
+
+class LogitsMemory:
+    """Rows of float32 on a CPU that the next call gets again: making fresh pages takes longer than filling them.
+
+    A row of a vocabulary is 100 KiB or more. Grows; what is never written takes no memory.
+    """
+
+    def __init__(self, size: int) -> None:
+        """``size``: of a row."""
+        self._rows = torch.empty(0, size)
+
+    def rows(self, count: int) -> Tensor:
+        """Return [count, size], whose content means nothing."""
+        if count > len(self._rows):
+            self._rows = torch.empty(max(count, 2 * len(self._rows)), self._rows.shape[1])
+        return self._rows[:count]
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from kernels.native.packing import Packer
     from services.worker.batch import ForwardBatch
     from services.worker.kv_cache import KvCache
-    from services.worker.model.linear import VocabParallelEmbedding
+    from services.worker.model.linear import LogitsMemory, VocabParallelEmbedding
     from services.worker.model.llama import LlamaWeights, RmsNorm
     from services.worker.tensor_parallel import TensorParallel
     from shared.model.config import ModelConfig
@@ -186,11 +186,14 @@ class QuantizedHead:
     norm: RmsNorm
     vocab: QuantizedVocab
     vocab_size: int
+    memory: LogitsMemory
+    """Of rows of ``vocab``."""
 
     def __call__(self, hidden_rows: Tensor) -> Tensor:
-        """Return [S, vocab_size] float32; hidden_rows [S, hidden]."""
-        vocab = self.vocab
-        part = vocab.kernels.linear(hidden_rows.contiguous(), vocab.table, self.norm.weight, self.norm.eps)
+        """Return [S, vocab_size] float32, which hold until the next call; hidden_rows [S, hidden]."""
+        vocab, norm = self.vocab, self.norm
+        part = self.memory.rows(len(hidden_rows))
+        vocab.kernels.linear(hidden_rows.contiguous(), vocab.table, norm.weight, norm.eps, part)
         return vocab.tp.gather_last_dim(part)[:, : self.vocab_size]
 
     def greedy(self) -> GreedyHead | None:

@@ -13,7 +13,7 @@ import torch.nn.functional as F  # noqa: N812 - the name that everyone uses
 
 from kernels.native.packing import Packer
 from services.worker.model.gpt2 import Gpt2Block, Gpt2Decoder, LayerNorm
-from services.worker.model.linear import OutputHead, VocabParallelEmbedding
+from services.worker.model.linear import LogitsMemory, OutputHead, VocabParallelEmbedding
 from services.worker.model.llama import LlamaBlock, LlamaDecoder, LlamaWeights, RmsNorm, rotation_at
 from services.worker.model.parameters import Parameters
 from services.worker.model.partition import check_divisible, padded_vocab_part, vocab_of_rank
@@ -56,6 +56,8 @@ class StageModel(Protocol):
 
     def logits(self, hidden_rows: Tensor) -> Tensor:
         """Return [num_rows, vocab_size] float32 on every rank of the last stage, which all call it together.
+
+        They are the caller's to change, and hold until the next call.
 
         ``hidden_rows`` are rows of ``forward``'s output: ``out[batch.sample_rows]``.
         """
@@ -177,7 +179,7 @@ def _load_quantized(
             whole = _load_vocab(parameters, "embed_tokens.weight")
             _check_redundant_head(parameters, whole)
             vocab = tokens or QuantizedVocab.pack(packer, whole)
-        head = steps.did(QuantizedHead(norm, vocab, config.vocab_size))
+        head = steps.did(QuantizedHead(norm, vocab, config.vocab_size, LogitsMemory(vocab.table.n)))
     return _Stage(config, None if tokens is None else _Embedding(tokens, None), decoder, head)
 
 

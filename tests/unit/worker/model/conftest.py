@@ -139,7 +139,7 @@ class Mesh:
                     heads = [pool.submit(model.logits, hidden[batch.sample_rows]) for model, _ in ranks]
                     all_logits = [future.result() for future in heads]
                     assert all(torch.equal(each, all_logits[0]) for each in all_logits)
-                    logits = all_logits[0]
+                    logits = all_logits[0].clone()  # they hold until the next call
         ends = batch.query_start.tolist()
         return {name: logits[ends[i] : ends[i + 1]] for i, name in enumerate(tokens)}
 

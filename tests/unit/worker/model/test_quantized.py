@@ -9,6 +9,7 @@ import torch
 import transformers
 
 from kernels.native.library import KernelsUnavailableError, NativeKernels, load
+from services.worker.model.linear import LogitsMemory
 from services.worker.model.quantized import quantization_fault
 from shared.model.config import load as load_config
 from shared.model.source import HfFolder, RandomModel
@@ -120,3 +121,14 @@ def test_many_tokens_give_the_same_by_blocks_of_rows(
 def test_what_cannot_be_run_so_is_known(shape: str, tp_size: int, block_size: int, reason: str | None) -> None:
     fault = quantization_fault(load_config(RandomModel(shape, 0)), tp_size=tp_size, block_size=block_size)
     assert fault is None if reason is None else reason in str(fault)
+
+
+def test_logits_are_made_in_the_same_memory_again() -> None:
+    memory = LogitsMemory(5)
+    first = memory.rows(3)
+    assert first.shape == (3, 5)
+    assert memory.rows(2).data_ptr() == first.data_ptr()
+    grown = memory.rows(4)
+    assert grown.shape == (4, 5)
+    assert memory.rows(6).data_ptr() == grown.data_ptr()  # it has doubled
+    assert memory.rows(0).shape == (0, 5)
