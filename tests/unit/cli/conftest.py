@@ -1,13 +1,17 @@
-"""A gateway client that needs no gateway, and the command line called as a shell would call it."""
+"""A gateway client that needs no gateway, a conversation through it, and the command line as a shell would call it."""
 
 from __future__ import annotations
 
+import io
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import pytest
+from rich.console import Console
 
+from services.cli.chat_session import ChatSession
+from services.cli.conversation import Conversation
 from services.cli.main import main
 from shared.generation import (
     ChatMessage,
@@ -171,3 +175,51 @@ def orca(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) ->
         return Outcome(code if isinstance(code, int) else 0 if code is None else 1, out, err)
 
     return call
+
+
+class Chat:
+    """A session with a fake client; its lines are given, its consoles recorded."""
+
+    def __init__(self, gateway: FakeGateway) -> None:
+        from shared.sync_client import SyncGatewayClient  # the fake
+
+        client = SyncGatewayClient("h:1")
+        self.gateway = gateway
+        self.out, self.notes = io.StringIO(), io.StringIO()
+        self.session = ChatSession(
+            client,
+            client.model_info(),
+            GenerateOptions(temperature=0.5),
+            Conversation(),
+            address="h:1",
+            console=Console(file=self.out, width=60),
+            notes=Console(file=self.notes, width=60),
+        )
+
+    def run(self, *lines: Any, is_script: bool = False) -> int:
+        """Read lines (or raise what the terminal would raise), then Ctrl-D."""
+        left = [*lines]
+
+        def read() -> str:
+            line = left.pop(0) if left else EOFError
+            if isinstance(line, str):
+                return line
+            if isinstance(line, type | BaseException):
+                raise line
+            done: str = line()
+            return done
+
+        return self.session.run(read, is_script=is_script)
+
+    @property
+    def asked(self) -> list[list[ChatMessage]]:
+        return [messages for messages, _ in self.gateway.asked]
+
+    @property
+    def said(self) -> list[str]:
+        return self.notes.getvalue().splitlines()
+
+
+@pytest.fixture
+def chat(gateway: FakeGateway) -> Chat:
+    return Chat(gateway)
