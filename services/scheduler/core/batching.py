@@ -81,19 +81,16 @@ class IterationBatching:
     def select(self, queue: RequestQueue) -> list[Share]:
         """Select the next iteration."""
         cap = self._batch_cap(queue)
-        candidates = list(islice((s for s in queue.started.values() if self._may_run(s)), cap))
+        runnable = islice(filter(self._may_run, queue.started.values()), cap)
+        candidates = [(sequence, sequence.num_uncomputed_tokens) for sequence in runnable]
         budget = _Budget(self._limits.max_batch_tokens)
-        for sequence in candidates:
-            if sequence.num_uncomputed_tokens == 1:
-                budget.spend(1)
+        budget.spend(sum(num_tokens == 1 for _, num_tokens in candidates))
         num_preemptions = queue.num_preemptions
         batch: list[Share] = []
-        for sequence in candidates:
+        for sequence, num_uncomputed in candidates:
             if sequence.status is Status.WAITING:
                 break  # preempted to make room for an earlier one, and so are all that follow
-            num_tokens = sequence.num_uncomputed_tokens
-            if num_tokens > 1:
-                num_tokens = budget.spend(num_tokens)
+            num_tokens = budget.spend(num_uncomputed) if num_uncomputed > 1 else num_uncomputed
             if num_tokens and queue.make_room(sequence, num_tokens):
                 batch.append(Share(sequence, num_tokens))
         # Whoever was preempted just now must not come back at once.

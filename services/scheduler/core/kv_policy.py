@@ -104,10 +104,11 @@ class _Blocks(ABC):
             return
         size = self._pool.block_size
         num_full = min(sequence.num_computed_tokens, len(sequence.token_ids)) // size
-        for index in range(sequence.num_registered_blocks, num_full):
+        while sequence.num_registered_blocks < num_full:
+            index = sequence.num_registered_blocks
             content = sequence.token_ids[index * size : (index + 1) * size]
             sequence.prefix_name = self._pool.register(sequence.prefix_name, content, sequence.block_ids[index])
-        sequence.num_registered_blocks = max(sequence.num_registered_blocks, num_full)
+            sequence.num_registered_blocks += 1
 
     def release(self, sequence: Sequence) -> None:
         """Give all blocks back."""
@@ -146,7 +147,10 @@ class PagedPolicy(_Blocks):
     def grow(self, sequence: Sequence, num_tokens: int) -> bool:
         """Take blocks for the next tokens."""
         num_slots = sequence.num_computed_tokens + num_tokens
-        blocks = self._pool.take(max(0, self._pool.blocks_for(num_slots) - len(sequence.block_ids)))
+        num_missing = self._pool.blocks_for(num_slots) - len(sequence.block_ids)
+        if num_missing <= 0:
+            return True
+        blocks = self._pool.take(num_missing)
         if blocks is None:
             return False
         sequence.block_ids += blocks

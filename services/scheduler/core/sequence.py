@@ -107,14 +107,9 @@ class Sequence:
         return len(self.token_ids) - self.num_prompt_tokens
 
     @property
-    def num_tokens_ahead(self) -> int:
-        """Length of the sequence once all iterations in flight are back."""
-        return len(self.token_ids) + self.num_pending_tokens
-
-    @property
     def num_uncomputed_tokens(self) -> int:
-        """Tokens that an iteration could compute next; 1 when decoding."""
-        return self.num_tokens_ahead - self.num_computed_tokens
+        """Tokens that an iteration could compute next, those that are still in flight included; 1 when decoding."""
+        return len(self.token_ids) + self.num_pending_tokens - self.num_computed_tokens
 
     @property
     def max_slots(self) -> int:
