@@ -149,9 +149,9 @@ def sample(
     float64. A row is not valid, and its token 0, where it has NaN or infinity, or nothing but minus infinity.
     """
     vocab_size = logits.shape[-1]
-    ranked, ids = most_probable(logits.double(), vocab_size)
+    ranked, ids = most_probable(logits, vocab_size)
     peaks = ranked[:, 0]
-    weights = ((ranked - peaks.unsqueeze(-1)) / temperature.unsqueeze(-1)).exp()
+    weights = ((ranked.double() - peaks.unsqueeze(-1)) / temperature.unsqueeze(-1)).exp()
     limits = torch.where(top_k > 0, top_k, vocab_size).unsqueeze(-1)
     weights.masked_fill_(torch.arange(vocab_size, device=logits.device) >= limits, 0.0)
     mass_before = weights.cumsum(-1) - weights

@@ -4,8 +4,6 @@
 // the ranking, the last that is kept, tells what all of them leave. Where top-k and top-p end is looked for among few candidates,
 // which a bound that always holds lets in; then what is kept is drawn from in the order of ids. Weights are probabilities relative
 // to the row's most probable token. What a row gets depends on nothing but the row.
-#include <omp.h>
-
 #include <algorithm>
 #include <cmath>
 #include <functional>
