@@ -9,7 +9,7 @@ from shared.messages import PromptLogprobs, TokenLogprobs
 from shared.pb import common_pb2
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable
+    from collections.abc import Collection
 
 __all__ = ["indexed_from_pb", "logprobs_from_pb", "logprobs_to_pb", "prompt_logprobs_from_pb"]
 
@@ -42,8 +42,10 @@ def logprobs_from_pb(message: common_pb2.LogprobColumns) -> tuple[TokenLogprobs,
     )
 
 
-def indexed_from_pb(indices: Iterable[int], message: common_pb2.LogprobColumns) -> dict[int, TokenLogprobs]:
+def indexed_from_pb(indices: Collection[int], message: common_pb2.LogprobColumns) -> dict[int, TokenLogprobs]:
     """Return log probabilities by the index of their token."""
+    if not indices and not message.ByteSize():  # as good as always
+        return {}
     keys, tokens = list(indices), logprobs_from_pb(message)
     check_columns("logprobs", ("logprob_indices", len(keys)), ("logprobs", len(tokens)))
     return dict(zip(keys, tokens, strict=True))
