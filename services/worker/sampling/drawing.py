@@ -66,7 +66,7 @@ def draw(logits: Tensor, columns: SamplingColumns) -> Sampled:
         np.where(greedy, np.int32(1), columns.top_k),
         columns.top_p,
         columns.min_p,
-        uniforms(columns.seed, columns.position),
+        np.zeros(greedy.size) if greedy.all() else uniforms(columns.seed, columns.position),
     )
     with torch.inference_mode():
         on_device = (torch.from_numpy(column).to(logits.device) for column in parameters)
