@@ -12,7 +12,9 @@ AVX512_BF16 = AVX512 | {"avx512_bf16"}
 AMX = AVX512_BF16 | {"amx_tile", "amx_int8"}
 
 RUNNABLE = instruction_sets(cpu_flags())
-"""Those that this machine can run; where it has AVX-512, with AMX's own instructions in plain C++ too."""
+"""Those that this machine can run; where it has AVX-512, with AMX's own instructions in plain C++ and AVX-VNNI's in the
+encoding of AVX-512 too."""
 for _chosen in instruction_sets(AVX512 & cpu_flags()):
     if _chosen.name == "avx512":
         RUNNABLE.append(InstructionSet("amx-in-plain-c++", (*_chosen.flags, "-DORCA_AMX=2")))
+        RUNNABLE.append(InstructionSet("avx-vnni-as-avx512", ("-march=x86-64-v3", "-mavx512vl", "-mavx512vnni")))

@@ -1,11 +1,9 @@
 // Attention over paged K/V, for chunks of prompts and single tokens alike, all requests of an iteration in one call
 // (PagedAttention; softmax in pieces as in FlashAttention).
 #pragma once
-#include <type_traits>
 #include <vector>
 
-#include "attention_bf16.h"
-#include "attention_f32.h"
+#include "attention_tile.h"
 
 namespace orca {
 
@@ -16,8 +14,8 @@ template <typename Number>
 struct AttentionScratch {
   alignas(64) float scores[kMaxQueryRows][kChunk];
   alignas(64) float out[kMaxQueryRows][kMaxHeadDim];
-  alignas(64) Number q[kMaxQueryRows][kMaxHeadDim];
-  alignas(64) Number p[kMaxQueryRows][kChunk];
+  alignas(64) Factor<Number> q[kMaxQueryRows][kMaxHeadDim];
+  alignas(64) Factor<Number> p[kMaxQueryRows][kChunk];
   float peak[kMaxQueryRows], sum[kMaxQueryRows];
 };
 
@@ -88,13 +86,13 @@ inline void attend_tile(const Attention<Number>& all, int64_t request, int64_t f
     for (int r = 0; r < rows; ++r) {
       const int64_t seen = std::min(keys, seen_by_first + r / heads - start);
       if (seen <= 0) {
-        std::fill(s.p[r], s.p[r] + units * kUnit, Number());
+        std::fill(s.p[r], s.p[r] + units * kUnit, Factor<Number>());
         continue;
       }
       const float peak = std::max(s.peak[r], peak_of(s.scores[r], seen));
       const float shrink = s.sum[r] > 0.0f ? std::exp(s.peak[r] - peak) : 0.0f;
       const float sum = soften(s.scores[r], seen, peak, s.p[r]);
-      std::fill(s.p[r] + seen, s.p[r] + units * kUnit, Number());
+      std::fill(s.p[r] + seen, s.p[r] + units * kUnit, Factor<Number>());
       if (start > 0)
         for (int64_t d = 0; d < dim; ++d) s.out[r][d] *= shrink;
       s.sum[r] = s.sum[r] * shrink + sum;

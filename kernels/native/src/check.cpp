@@ -39,7 +39,7 @@ bool products_are_right() {
   const Rows rows{q.data(), scale.data(), start.data(), sum.data(), padded_k};
   for (int64_t row = 0; row < most; ++row) quantize_row(x.data() + row * k, k, rows, row);
   for (const Packed& w : {all, Packed{nullptr, channels.data(), scales.data(), n, k}})
-    for (const int64_t num_rows : {int64_t{1}, int64_t{5}, kFewRows, int64_t{13}, int64_t{20}, most}) {
+    for (const int64_t num_rows : {int64_t{1}, int64_t{5}, int64_t{8}, int64_t{13}, int64_t{20}, most}) {
       [[maybe_unused]] const AmxTiles tiles;
       linear_in_team(w, rows, num_rows, {y.data(), n});
       const Packed used{are_few(num_rows) ? w.groups : nullptr, w.channels, w.scales, n, k};

@@ -212,7 +212,7 @@ void rows_to_attention(const Layers& layers, const OrcaLlamaLayer& layer, int64_
                        Stopwatch& watch) {
   layers.norm(hidden, layer.input_norm, row, end, line);
   watch.lap(&OrcaTimings::other);
-  linear(layer.qkv, layers.normed(), row, end, layers.qkv(layer));
+  linear(layer.qkv, layers.normed(), row, end, are_few(layers.step.num_tokens), layers.qkv(layer));
   watch.lap(&OrcaTimings::products);
   layers.rotate(layer, row, end);
   watch.lap(&OrcaTimings::other);
@@ -222,14 +222,15 @@ void rows_to_attention(const Layers& layers, const OrcaLlamaLayer& layer, int64_
 void rows_from_attention(const Layers& layers, const OrcaLlamaLayer& layer, int64_t row, int64_t end, float* hidden, float* line,
                          Stopwatch& watch) {
   const Target to{hidden, layers.model.hidden_size, nullptr, true};
+  const bool few = are_few(layers.step.num_tokens);
   layers.quantize_attended(row, end);
   watch.lap(&OrcaTimings::other);
-  linear(layer.o, layers.attended(), row, end, to);
+  linear(layer.o, layers.attended(), row, end, few, to);
   watch.lap(&OrcaTimings::products);
   layers.norm(hidden, layer.post_norm, row, end, line);
   watch.lap(&OrcaTimings::other);
-  for (int64_t group = 0; group < layers.gate_up_groups(); ++group) layers.gate_up(layer.gate_up, row, end, group, false);
-  linear(layer.down, layers.ws.inner, row, end, to);
+  for (int64_t group = 0; group < layers.gate_up_groups(); ++group) layers.gate_up(layer.gate_up, row, end, group, few);
+  linear(layer.down, layers.ws.inner, row, end, few, to);
   watch.lap(&OrcaTimings::products);
 }
 

@@ -39,14 +39,10 @@ inline void rotate(float* x, int64_t dim, const Angles& angles) {
 // y = silu(gate) * up.
 inline void silu_mul_row(const float* gate, const float* up, int64_t n, float* y) {
   int64_t i = 0;
-#if ORCA_AVX512
-  for (; i + kLanes <= n; i += kLanes) {
-    const __m512 g = _mm512_loadu_ps(gate + i);
-    const __m512 e = exp16(_mm512_sub_ps(_mm512_setzero_ps(), g));
-    const __m512 silu = _mm512_div_ps(g, _mm512_add_ps(_mm512_set1_ps(1.0f), e));
-    _mm512_storeu_ps(y + i, _mm512_mul_ps(silu, _mm512_loadu_ps(up + i)));
+  for (; i + kWidth <= n; i += kWidth) {
+    const Floats g = load(gate + i);
+    store(y + i, g / (exp(-g) + 1.0f) * load(up + i));
   }
-#endif
   for (; i < n; ++i) y[i] = gate[i] / (1.0f + std::exp(-gate[i])) * up[i];
 }
 
