@@ -107,3 +107,15 @@ def test_only_ranks_that_use_wishes_keep_them(rank: dict[str, Any], *, samples: 
 def test_too_many_log_probabilities_are_refused() -> None:
     with pytest.raises(ProtocolError, match="num_prompt_logprobs cannot be 21"):
         preparer().prepare(first_plan(scored(0, num_top=21)))
+
+
+def test_parameters_go_along_only_where_a_token_is_drawn() -> None:
+    by = preparer()
+    drawing = sequence(1, [1], SamplingParams(temperature=0.5))
+    step = prepared(by, first_plan(sequence(0, [1]), drawing))
+    assert step.sampling is not None
+    assert step.sampling.temperature.tolist() == [0.0, 0.5]
+    assert prepared(by, columns(1, (0, 0, 1))).sampling is None
+    assert by.prepare(columns(2, released_rows=[1])) is None
+    reused = columns(3, (1, 0, 1), new_sequences=[sequence(1, [1])], num_new_blocks=[1], new_block_ids=[7])
+    assert prepared(by, reused).sampling is None

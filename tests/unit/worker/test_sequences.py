@@ -244,3 +244,10 @@ def test_random_diffs_agree_with_plain_lists(seed: int) -> None:
             assert table.block_ids[row, : len(blocks[row])].tolist() == blocks[row]
     assert table.num_sequences == len(tokens)
     assert table.token_ids.dtype == np.int32
+
+
+def test_a_row_that_was_computed_and_released_since_is_refused() -> None:
+    table = table_with_one_row()
+    table.apply(columns(1, (0, 4, 1)))
+    with pytest.raises(ProtocolError, match="computes row 0, which holds no sequence"):
+        table.apply(columns(2, (0, 4, 1), released_rows=[0]))
