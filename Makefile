@@ -10,10 +10,13 @@ MODEL  ?= smollm2-135m-instruct
 up: $(VENV)/.installed ## install, fetch the default model, start the mesh
 	@exec $(BIN)/orca up --model $(MODEL) $(ARGS)
 
+# Tests of the first two levels compute little and wait much: some at a time, each with one core's threads that do not
+# spin. Those of whole meshes have the machine to themselves.
 test: check ## what CI runs: static checks, then all tests
 	@.ci/browser
 	$(BIN)/orca models pull $(MODEL)
-	$(BIN)/pytest $(ARGS)
+	OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive $(BIN)/pytest --numprocesses auto --maxprocesses 4 tests/unit tests/service
+	$(BIN)/pytest --ignore tests/unit --ignore tests/service
 
 check: $(VENV)/.installed-dev ## formatting, lint, types
 	$(BIN)/ruff format --check
