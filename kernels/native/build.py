@@ -41,6 +41,8 @@ def instruction_sets(cpu_flags: frozenset[str]) -> list[InstructionSet]:
     sets = [InstructionSet("plain", ())]
     if {"avx2", "fma", "f16c"} <= cpu_flags:
         sets.append(InstructionSet("avx2", ("-march=x86-64-v3",)))
+        if "avx_vnni" in cpu_flags:
+            sets.append(InstructionSet("avx2-vnni", ("-march=x86-64-v3", "-mavxvnni")))
     if {"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_vnni"} <= cpu_flags:
         name, flags = "avx512", ("-march=x86-64-v4", "-mavx512vnni")
         sets.append(InstructionSet(name, flags))

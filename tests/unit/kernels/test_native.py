@@ -151,6 +151,7 @@ def test_kernels_that_fail_their_check_are_not_used_nor_tried_again(mistake: str
     [
         (frozenset(), ["plain"]),
         (AVX2, ["avx2", "plain"]),
+        (AVX2 | {"avx_vnni"}, ["avx2-vnni", "avx2", "plain"]),
         (AVX512, ["avx512", "avx2", "plain"]),
         (AVX512_BF16, ["avx512-bf16", "avx512", "avx2", "plain"]),
         (AMX, ["avx512-bf16-amx", "avx512-bf16", "avx512", "avx2", "plain"]),
