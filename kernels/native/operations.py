@@ -175,10 +175,16 @@ class Operations:
         """Return a token for each row, and whether it is valid."""
         num_rows, vocab_size = logits.shape
         token_ids, valid = torch.empty(num_rows, dtype=torch.int64), torch.empty(num_rows, dtype=torch.bool)
-        columns = [column.data_ptr() for column in (temperature, top_k, top_p, min_p, uniform)]
+        given, dtypes = (temperature, top_k, top_p, min_p, uniform), _SAMPLING_DTYPES
+        columns = [column.to(dtype).contiguous() for column, dtype in zip(given, dtypes, strict=True)]
+        sampling = CSampling(*(column.data_ptr() for column in columns))
         out, threads = (token_ids.data_ptr(), valid.data_ptr()), threads_for(num_rows)
-        self._sample(logits.data_ptr(), num_rows, vocab_size, byref(CSampling(*columns)), *out, threads)
+        self._sample(logits.data_ptr(), num_rows, vocab_size, byref(sampling), *out, threads)
         return token_ids, valid
+
+
+_SAMPLING_DTYPES = (torch.float32, torch.int32, torch.float32, torch.float32, torch.float64)
+"""Of temperature, top_k, top_p, min_p, uniform."""
 
 
 def _new_kv(k: Tensor, v: Tensor, slots: Tensor) -> CNewKv:

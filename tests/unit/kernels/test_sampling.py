@@ -195,6 +195,16 @@ def test_what_is_barred_is_never_drawn(sample: Sample) -> None:
         assert set(token_ids.tolist()) == {17, 301}
 
 
+def test_columns_of_other_types_and_with_gaps_are_read_for_what_they_are(sample: Sample) -> None:
+    logits = torch.randn(5, 300, generator=torch.Generator().manual_seed(3))
+    rows = [Parameters(temperature=0.7, top_k=k, top_p=0.75, min_p=0.125, uniform=0.3) for k in (0, 1, 7, 20, 200)]
+    narrow, apart = (
+        columns(rows),
+        [torch.stack((c.long() if i == 1 else c.double(), -c), 1)[:, 0] for i, c in enumerate(columns(rows))],
+    )
+    assert torch.equal(sample(logits, *apart)[0], sample(logits, *narrow)[0])
+
+
 def test_no_rows(sample: Sample) -> None:
     token_ids, valid = sample(torch.empty(0, 5), *columns([]))
     assert (token_ids.shape, valid.shape) == ((0,), (0,))
