@@ -107,12 +107,14 @@ inline void multiply_groups(const Packed& w, const Rows& rows, int64_t row, int6
     for (int v = 0; v < kVectors; ++v) put(w, to, row + m, tile * kLanes + v * kWidth, acc[m][v]);
 }
 
-// M rows times two vectors of columns from `column` on, 8 bits.
+// M rows times two vectors of columns from `column` on, 8 bits. `fetch`: ask for the ones after them meanwhile, into the L2
+// cache, since the rows that follow keep memory idle.
 template <int M>
-inline void multiply_channels(const Packed& w, const Rows& rows, int64_t row, int64_t column, const Target& to) {
+inline void multiply_channels(const Packed& w, const Rows& rows, int64_t row, int64_t column, bool fetch, const Target& to) {
   const int64_t row_groups = rows.k / kRowGroup;
   const uint8_t* first = w.channels + column / kLanes * w.channels_tile_bytes() + column % kLanes * 4;
   const uint8_t* second = first + (kWidth < kLanes ? 4 * kWidth : w.channels_tile_bytes());
+  constexpr int64_t kStride = std::max(1, 2 * kWidth / kLanes);  // tiles
   const int8_t* x = rows.q + row * rows.k;
   const float* scale = rows.scale + row * row_groups;
   const int32_t* start = rows.start + row * row_groups;
@@ -121,6 +123,10 @@ inline void multiply_channels(const Packed& w, const Rows& rows, int64_t row, in
     const Group<M> columns(x, rows.k);
     Ints dot[M][2];
     for (int m = 0; m < M; ++m) dot[m][0] = dot[m][1] = all(start[m * row_groups + g]);
+    if (fetch)
+#pragma GCC unroll kUnroll
+      for (int c = 0; c < kRowGroup / 4; ++c)
+        for (const uint8_t* from : {first, second}) __builtin_prefetch(from + kStride * w.channels_tile_bytes() + c * 64, 0, 2);
 #pragma GCC unroll kUnroll
     for (int c = 0; c < kRowGroup / 4; ++c) {
       const Words w0 = load<Words>(first + c * 64), w1 = load<Words>(second + c * 64);
@@ -180,7 +186,7 @@ inline void multiply_pair(const Packed& w, const Rows& rows, int64_t row, int64_
   }
 #endif
   for (int64_t column = tile * kLanes; column < (tile + kPair) * kLanes; column += 2 * kWidth)
-    in_pieces<kMostChannels>(row, end, [&](int64_t at, auto count) { multiply_channels<count>(w, rows, at, column, to); });
+    in_pieces<kMostChannels>(row, end, [&](int64_t at, auto count) { multiply_channels<count>(w, rows, at, column, at == row, to); });
 }
 
 // Rows [row, end) times all weights; `few`: the iteration has few rows.
