@@ -1,5 +1,5 @@
-// The library tries itself: products of every size and form against plain arithmetic on the same quantised numbers, and
-// attention.
+// The library tries itself, through the functions that others call: products of every size and form against plain
+// arithmetic on the same quantised numbers, and attention.
 #include <vector>
 
 #include "attention.h"
@@ -11,6 +11,16 @@ using namespace orca;
 #if !defined(ORCA_MISTAKE)
 #define ORCA_MISTAKE
 #endif
+
+extern "C" {
+void orca_linear(const Packed*, const float* x, int64_t num_rows, const float* norm_weight, double eps, float* y, uint8_t* workspace,
+                 int num_threads);
+int64_t orca_linear_workspace_bytes(int64_t num_rows, int64_t k);
+void orca_attention_bf16(const Step*, const Shape*, const Kv<uint16_t>*, const float* q, int64_t q_stride, float* out, float scale,
+                         int num_threads);
+void orca_attention_f32(const Step*, const Shape*, const Kv<float>*, const float* q, int64_t q_stride, float* out, float scale,
+                        int num_threads);
+}
 
 namespace {
 
@@ -38,10 +48,11 @@ bool products_are_right() {
   std::vector<int32_t> start(scale.size());
   const Rows rows{q.data(), scale.data(), start.data(), sum.data(), padded_k};
   for (int64_t row = 0; row < most; ++row) quantize_row(x.data() + row * k, k, rows, row);
+  std::vector<uint8_t> memory(orca_linear_workspace_bytes(most, k) + 64);
+  uint8_t* workspace = memory.data() + (64 - reinterpret_cast<uintptr_t>(memory.data()) % 64);
   for (const Packed& w : {all, Packed{nullptr, channels.data(), scales.data(), n, k}})
     for (const int64_t num_rows : {int64_t{1}, int64_t{5}, int64_t{8}, int64_t{13}, int64_t{20}, most}) {
-      [[maybe_unused]] const AmxTiles tiles;
-      linear_in_team(w, rows, num_rows, {y.data(), n});
+      orca_linear(&w, x.data(), num_rows, nullptr, 0.0, y.data(), workspace, 1);
       const Packed used{are_few(num_rows) ? w.groups : nullptr, w.channels, w.scales, n, k};
       for (int64_t column = 0; column < n; ++column) {
         unpack_row(used, column, row_weights.data());
@@ -57,8 +68,8 @@ bool products_are_right() {
 }
 
 // The last of 19 tokens, over two blocks in the wrong order.
-template <typename Number>
-bool attention_is_right() {
+template <typename Number, typename Attention>
+bool attention_is_right(Attention attention) {
   constexpr int64_t tokens = 19, dim = 48, heads = 2;
   const Shape shape{heads, 1, dim};
   const int32_t query_start[] = {0, 1}, context_lens[] = {tokens}, blocks[] = {1, 0};
@@ -70,7 +81,7 @@ bool attention_is_right() {
   for (auto* numbers : {&k, &v, &q})
     for (float& value : *numbers) value = random();
   for (int64_t t = 0; t < tokens; ++t) store_kv(&k[t * dim], &v[t * dim], blocks[t / kUnit] * kUnit + t % kUnit, 0, shape, kv);
-  attend_in_team(Attention<Number>{step, shape, kv, q.data(), heads * dim, out.data(), heads * dim, 0.3f}, attention_items(step, shape));
+  attention(&step, &shape, &kv, q.data(), heads * dim, out.data(), 0.3f, 1);
   for (int64_t head = 0; head < heads; ++head) {
     std::vector<double> expected(dim);
     double total = 0.0;
@@ -91,5 +102,7 @@ bool attention_is_right() {
 
 extern "C" int orca_check() {
   ORCA_MISTAKE;
-  return products_are_right() && attention_is_right<uint16_t>() && attention_is_right<float>() ? 0 : 1;
+  const bool is_right =
+      products_are_right() && attention_is_right<uint16_t>(orca_attention_bf16) && attention_is_right<float>(orca_attention_f32);
+  return is_right ? 0 : 1;
 }
