@@ -36,7 +36,7 @@ def check_can_plot() -> None:
         import matplotlib as mpl  # noqa: F401 - only whether it is there
     except ImportError as error:
         raise ConfigError(
-            "a report as PNG needs matplotlib: pip install 'orca-mesh[bench]', or 'matplotlib'"
+            "a report as PNG needs matplotlib: pip install matplotlib"
         ) from error
 
 
