@@ -35,9 +35,7 @@ def check_can_plot() -> None:
     try:
         import matplotlib as mpl  # noqa: F401 - only whether it is there
     except ImportError as error:
-        raise ConfigError(
-            "a report as PNG needs matplotlib: pip install matplotlib"
-        ) from error
+        raise ConfigError("a report as PNG needs matplotlib: pip install matplotlib") from error
 
 
 def plot(benchmark: Benchmark, path: Path, *, label: str = "") -> None:
