@@ -115,7 +115,7 @@ def _for_cache(cache: Tensor) -> Operations | None:
     """Return the library where it takes K or V [num_blocks, block_size, KH, D]."""
     _, block_size, _, dim = cache.shape
     fits = not block_size % UNIT and not dim % DIM_MULTIPLE and dim <= MAX_HEAD_DIM
-    return _library() if fits and cache.dtype in _KV_DTYPES else None
+    return _library() if fits and cache.dtype in _KV_DTYPES and cache.is_contiguous() else None
 
 
 def _heads_together(x: Tensor) -> Tensor:

@@ -120,7 +120,7 @@ def _decode(
 ) -> Tensor:
     """Attention of one token per request: q [B, H, D] to [B, H, D]."""
     longest = max(lengths)
-    keys, values = (_gather(cache, block_tables, longest) for cache in (k_cache, v_cache))
+    keys, values = (_gather(cache, block_tables, longest).to(q.dtype) for cache in (k_cache, v_cache))
     mask = None
     if min(lengths) < longest:
         mask = torch.arange(longest) < torch.tensor(lengths)[:, None]
@@ -142,7 +142,9 @@ def _prefill(
 ) -> Tensor:
     """Attention of one request's chunk: q [n, H, D] to [n, H, D]."""
     num_tokens = q.shape[0]
-    keys, values = (_gather(cache, block_table[None], context_len).transpose(1, 2) for cache in (k_cache, v_cache))
+    keys, values = (
+        _gather(cache, block_table[None], context_len).to(q.dtype).transpose(1, 2) for cache in (k_cache, v_cache)
+    )
     whole = num_tokens == context_len
     mask = None if whole else torch.ones(num_tokens, context_len, dtype=torch.bool).tril(context_len - num_tokens)
     out = F.scaled_dot_product_attention(

@@ -10,6 +10,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -70,12 +71,12 @@ def build(chosen: InstructionSet, cache: Path) -> Path:
 
     Processes that need it at the same time wait for the first of them.
     """
-    compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
-    if compiler is None:
+    compiler = shlex.split(os.environ.get("CXX", "")) or [shutil.which("g++") or shutil.which("clang++") or ""]
+    if compiler == [""]:
         raise BuildError("there is no C++ compiler; install g++")
     sources = sorted(_SOURCES.iterdir())
     key = hashlib.sha256()
-    for part in (compiler, _version(compiler), *_FLAGS, *chosen.flags):
+    for part in (*compiler, *map(_version, compiler), *_FLAGS, *chosen.flags):
         key.update(part.encode() + b"\0")
     for source in sources:
         key.update(source.name.encode() + b"\0" + source.read_bytes())
@@ -83,12 +84,12 @@ def build(chosen: InstructionSet, cache: Path) -> Path:
     if library.exists():
         return library
     failed = library.with_suffix(".failed")
-    if failed.exists():
-        raise BuildError(f"{failed.read_text(encoding='utf-8')} (found before; to try again, delete {failed})")
+    _check_not_failed(failed)
     try:
         cache.mkdir(parents=True, exist_ok=True)
         with (cache / "lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
+            _check_not_failed(failed)  # by whom we have waited for
             if not library.exists():
                 _compile(compiler, chosen, [source for source in sources if source.suffix == ".cpp"], library)
     except OSError as error:
@@ -96,17 +97,22 @@ def build(chosen: InstructionSet, cache: Path) -> Path:
     return library
 
 
-def _version(compiler: str) -> str:
+def _check_not_failed(failed: Path) -> None:
+    if failed.exists():
+        raise BuildError(f"{failed.read_text(encoding='utf-8')} (found before; to try again, delete {failed})")
+
+
+def _version(program: str) -> str:
     """What changes when the compiler does."""
     try:
-        found = Path(compiler).resolve().stat()
+        found = Path(shutil.which(program) or program).resolve().stat()
     except OSError:
         return ""
     return f"{found.st_size} {found.st_mtime_ns}"
 
 
-def _compile(compiler: str, chosen: InstructionSet, sources: list[Path], library: Path) -> None:
-    command = [compiler, *_FLAGS, *chosen.flags]
+def _compile(compiler: list[str], chosen: InstructionSet, sources: list[Path], library: Path) -> None:
+    command = [*compiler, *_FLAGS, *chosen.flags]
     with tempfile.TemporaryDirectory(dir=library.parent) as folder:
         output, objects = Path(folder) / library.name, [f"{folder}/{source.stem}.o" for source in sources]
         compilations = [[*command, "-c", str(source), "-o", to] for source, to in zip(sources, objects, strict=True)]
@@ -114,6 +120,8 @@ def _compile(compiler: str, chosen: InstructionSet, sources: list[Path], library
             list(threads.map(_run, compilations))
         _run([*command, "-shared", *objects, "-o", str(output)])
         _check(output, library.with_suffix(".failed"))
+        with output.open("rb") as written:
+            os.fsync(written.fileno())
         output.replace(library)  # in one piece: who loads it finds all of it or nothing
 
 

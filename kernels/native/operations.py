@@ -116,7 +116,8 @@ class Operations:
     def write_kv(self, k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor) -> None:
         """Store k and v, whose rows may lie apart."""
         shape, kv = CShape(0, *k.shape[1:]), CKv(k_cache.data_ptr(), v_cache.data_ptr())
-        write, new = self._of_number[k_cache.dtype].write_kv, _new_kv(k, v, slot_mapping)
+        slots = _plain(slot_mapping, torch.int64)
+        write, new = self._of_number[k_cache.dtype].write_kv, _new_kv(k, v, slots)
         write(byref(new), k.shape[0], byref(shape), byref(kv), torch.get_num_threads())
 
     def rotate_and_write_kv(
@@ -132,11 +133,8 @@ class Operations:
     ) -> None:
         """Turn q and k in place, whose rows may lie apart, and store k and v."""
         shape, kv = CShape(q.shape[1], *k.shape[1:]), CKv(k_cache.data_ptr(), v_cache.data_ptr())
-        angles, new, threads = (
-            CAngles(cos.data_ptr(), sin.data_ptr()),
-            _new_kv(k, v, slot_mapping),
-            torch.get_num_threads(),
-        )
+        cos, sin, slots = _plain(cos, torch.float32), _plain(sin, torch.float32), _plain(slot_mapping, torch.int64)
+        angles, new, threads = CAngles(cos.data_ptr(), sin.data_ptr()), _new_kv(k, v, slots), torch.get_num_threads()
         turn = self._of_number[k_cache.dtype].rotate_and_write_kv
         turn(q.data_ptr(), q.stride(0), byref(new), byref(angles), q.shape[0], byref(shape), byref(kv), threads)
 
@@ -153,6 +151,8 @@ class Operations:
         """Return causal attention of each request over its own blocks; rows of q may lie apart."""
         num_tokens, num_heads, dim = q.shape
         out = q.new_empty(num_tokens, num_heads, dim)
+        query_start, context_lens = _plain(query_start, torch.int32), _plain(context_lens, torch.int32)
+        block_tables = _plain(block_tables, torch.int32)
         step = CStep(
             num_tokens,
             context_lens.shape[0],
@@ -176,7 +176,7 @@ class Operations:
         num_rows, vocab_size = logits.shape
         token_ids, valid = torch.empty(num_rows, dtype=torch.int64), torch.empty(num_rows, dtype=torch.bool)
         given, dtypes = (temperature, top_k, top_p, min_p, uniform), _SAMPLING_DTYPES
-        columns = [column.to(dtype).contiguous() for column, dtype in zip(given, dtypes, strict=True)]
+        columns = [_plain(column, dtype) for column, dtype in zip(given, dtypes, strict=True)]
         sampling = CSampling(*(column.data_ptr() for column in columns))
         out, threads = (token_ids.data_ptr(), valid.data_ptr()), threads_for(num_rows)
         self._sample(logits.data_ptr(), num_rows, vocab_size, byref(sampling), *out, threads)
@@ -185,6 +185,11 @@ class Operations:
 
 _SAMPLING_DTYPES = (torch.float32, torch.int32, torch.float32, torch.float32, torch.float64)
 """Of temperature, top_k, top_p, min_p, uniform."""
+
+
+def _plain(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return it as the library reads it by its address; itself where it is so. To be kept while the library runs."""
+    return x.to(dtype).contiguous()
 
 
 def _new_kv(k: Tensor, v: Tensor, slots: Tensor) -> CNewKv:

@@ -48,10 +48,12 @@ int64_t orca_workspace_bytes(const OrcaLlama* model, int64_t num_tokens);
 
 namespace {
 
+// No two of these share memory: threads that go by rows are at different operations at a time.
 struct Workspace {
   float* qkv;       // [T, (heads + 2 kv_heads) * dim]
   float* attended;  // [T, heads * dim]
-  Rows rows;        // of hidden size or of attended
+  Rows normed;      // of hidden size
+  Rows weighed;     // attended, as products take it
   Rows inner;       // of intermediate size
 
   static Rows take_rows(uint8_t*& p, int64_t num_rows, int64_t size) {
@@ -77,16 +79,11 @@ struct Workspace {
     const int64_t attended_size = shape.num_heads * shape.head_dim;
     qkv = take<float>(p, num_tokens * (shape.num_heads + 2 * shape.num_kv_heads) * shape.head_dim);
     attended = take<float>(p, num_tokens * attended_size);
-    rows = take_rows(p, num_tokens, std::max(model.hidden_size, attended_size));
+    normed = take_rows(p, num_tokens, model.hidden_size);
+    weighed = take_rows(p, num_tokens, attended_size);
     inner = take_rows(p, num_tokens, model.intermediate_size);
   }
 };
-
-// The same memory for rows of another size.
-Rows of_size(Rows rows, int64_t size) {
-  rows.k = padded(size, kRowGroup);
-  return rows;
-}
 
 // Adds the time since the last lap to one of the sums: what a team's first thread sees, barriers included.
 class Stopwatch {
@@ -117,15 +114,13 @@ struct Layers {
 
   int64_t attended_size() const { return model.shape.num_heads * model.shape.head_dim; }
   int64_t qkv_size() const { return attended_size() + 2 * model.shape.num_kv_heads * model.shape.head_dim; }
-  Rows normed() const { return of_size(ws.rows, model.hidden_size); }
-  Rows attended() const { return of_size(ws.rows, attended_size()); }
   Target qkv(const OrcaLlamaLayer& layer) const { return {ws.qkv, qkv_size(), layer.qkv_bias}; }
 
   // Normalised hidden state, as products take it.
   void norm(const float* hidden, const Norm& norm, int64_t row, int64_t end, float* line) const {
     for (int64_t t = row; t < end; ++t) {
       norm_row(hidden + t * model.hidden_size, model.hidden_size, norm, line);
-      quantize_row(line, model.hidden_size, normed(), t);
+      quantize_row(line, model.hidden_size, ws.normed, t);
     }
   }
 
@@ -147,7 +142,7 @@ struct Layers {
 
   // What attention gave, as products take it.
   void quantize_attended(int64_t row, int64_t end) const {
-    for (int64_t t = row; t < end; ++t) quantize_row(ws.attended + t * attended_size(), attended_size(), attended(), t);
+    for (int64_t t = row; t < end; ++t) quantize_row(ws.attended + t * attended_size(), attended_size(), ws.weighed, t);
   }
 
   // SiLU(gate) * up of normalised rows as the next product takes it: one group of 64 columns, which never leaves the caches
@@ -157,8 +152,8 @@ struct Layers {
     const int64_t size = model.intermediate_size, column = group * kRowGroup, columns = std::min<int64_t>(kRowGroup, size - column);
     const Target to_gate{gate[0], kRowGroup, nullptr, false, row, column}, to_up{up[0], kRowGroup, nullptr, false, row, size + column};
     for (int64_t c = 0; c < columns; c += kPair * kLanes) {
-      multiply_pair(w, normed(), row, end, (column + c) / kLanes, few, to_gate);
-      multiply_pair(w, normed(), row, end, (size + column + c) / kLanes, few, to_up);
+      multiply_pair(w, ws.normed, row, end, (column + c) / kLanes, few, to_gate);
+      multiply_pair(w, ws.normed, row, end, (size + column + c) / kLanes, few, to_up);
     }
     for (int64_t t = row; t < end; ++t) {
       silu_mul_row(gate[t - row], up[t - row], columns, gate[t - row]);
@@ -175,7 +170,7 @@ void attention_in_team(const Layers& layers, const OrcaLlamaLayer& layer, const 
 #pragma omp for schedule(static)
   for (int64_t t = 0; t < num_tokens; ++t) layers.norm(hidden, layer.input_norm, t, t + 1, line);
   watch.lap(&OrcaTimings::other);
-  linear_in_team(layer.qkv, layers.normed(), num_tokens, layers.qkv(layer));
+  linear_in_team(layer.qkv, layers.ws.normed, num_tokens, layers.qkv(layer));
   watch.lap(&OrcaTimings::products);
 #pragma omp for schedule(static)
   for (int64_t t = 0; t < num_tokens; ++t) layers.rotate(layer, t, t + 1);
@@ -185,7 +180,7 @@ void attention_in_team(const Layers& layers, const OrcaLlamaLayer& layer, const 
 #pragma omp for schedule(static)
   for (int64_t t = 0; t < num_tokens; ++t) layers.quantize_attended(t, t + 1);
   watch.lap(&OrcaTimings::other);
-  linear_in_team(layer.o, layers.attended(), num_tokens, {out, layers.model.hidden_size, nullptr, add});
+  linear_in_team(layer.o, layers.ws.weighed, num_tokens, {out, layers.model.hidden_size, nullptr, add});
   watch.lap(&OrcaTimings::products);
 }
 
@@ -212,7 +207,7 @@ void rows_to_attention(const Layers& layers, const OrcaLlamaLayer& layer, int64_
                        Stopwatch& watch) {
   layers.norm(hidden, layer.input_norm, row, end, line);
   watch.lap(&OrcaTimings::other);
-  linear(layer.qkv, layers.normed(), row, end, are_few(layers.step.num_tokens), layers.qkv(layer));
+  linear(layer.qkv, layers.ws.normed, row, end, are_few(layers.step.num_tokens), layers.qkv(layer));
   watch.lap(&OrcaTimings::products);
   layers.rotate(layer, row, end);
   watch.lap(&OrcaTimings::other);
@@ -225,7 +220,7 @@ void rows_from_attention(const Layers& layers, const OrcaLlamaLayer& layer, int6
   const bool few = are_few(layers.step.num_tokens);
   layers.quantize_attended(row, end);
   watch.lap(&OrcaTimings::other);
-  linear(layer.o, layers.attended(), row, end, few, to);
+  linear(layer.o, layers.ws.weighed, row, end, few, to);
   watch.lap(&OrcaTimings::products);
   layers.norm(hidden, layer.post_norm, row, end, line);
   watch.lap(&OrcaTimings::other);

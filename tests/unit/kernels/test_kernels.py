@@ -122,6 +122,26 @@ def test_attention_to_what_was_stored(
     _close(actual, reference.paged_attention(paged.q, *plain, *tables, scale))
 
 
+@pytest.mark.parametrize("cache_dtype", list(_TOLERANCE), ids=str)
+@pytest.mark.parametrize("block_size", [16, 20])
+def test_tables_with_gaps_and_caches_of_another_type(version: str, cache_dtype: torch.dtype, block_size: int) -> None:
+    del version
+    requests = [Request(30, 1), Request(0, 20), Request(7, 5)]
+    paged = Paged.of(requests, Heads(4, 2, 16), dtype=torch.float32, block_size=block_size)
+    tables = [with_gaps(table) for table in (paged.query_start, paged.context_lens, paged.block_tables)]
+    angles, results = with_gaps(_randn(1, len(paged.k), 8)), []
+    for operations in (kernels, reference):
+        k, caches = paged.k.clone(), paged.caches(cache_dtype)
+        operations.rotate_and_write_kv(k.clone(), k, paged.v, angles, angles, *caches, with_gaps(paged.slots))
+        results.append(operations.paged_attention(paged.q, *caches, *tables, 0.3))
+    torch.testing.assert_close(results[0], results[1], atol=0.02, rtol=0.02)
+
+
+def with_gaps(x: Tensor) -> Tensor:
+    """The same numbers, each apart from the next."""
+    return torch.stack((x, torch.full_like(x, 9)), dim=-1)[..., 0]
+
+
 @pytest.mark.parametrize("dtype", list(_TOLERANCE), ids=str)
 @pytest.mark.parametrize("cache_dtype", list(_TOLERANCE), ids=str)
 def test_torch_rounds_what_it_stores_to_the_type_of_the_cache(dtype: torch.dtype, cache_dtype: torch.dtype) -> None:

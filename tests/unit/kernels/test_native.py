@@ -126,6 +126,12 @@ def test_without_a_compiler_there_is_a_reason(tmp_path: Path, monkeypatch: pytes
         build(instruction_sets(frozenset())[0], tmp_path)
 
 
+def test_a_compiler_may_have_arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "env false --wrong")
+    with pytest.raises(BuildError, match="env failed"):
+        build(instruction_sets(frozenset())[0], tmp_path)
+
+
 def test_a_failed_compilation_is_told_and_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(BuildError, match="error"):
         build(InstructionSet("wrong", ("-DORCA_WRONG", "-std=c++98")), tmp_path)

@@ -87,21 +87,21 @@ def test_a_token_gets_the_same_whatever_else_is_in_the_batch(
         assert torch.equal(alone, mixed[name])
 
 
+@pytest.mark.parametrize("hidden_size", [64, 32, 128])  # attention's 64 are as many, more, fewer
 @pytest.mark.parametrize("num_threads", [1, 2, 3])
 def test_many_tokens_give_the_same_by_blocks_of_rows(
     kernels: NativeKernels,
     num_threads: int,
+    hidden_size: int,
     make_hf_model: Callable[[Any], tuple[Path, Any]],
     make_mesh: Callable[..., Mesh],
     restore_threads: None,
 ) -> None:
     del restore_threads
-    folder, _ = make_hf_model(CONFIGS["qwen3"])
-    requests = {
-        name: [(7 * place + length) % 100 for place in range(length)]
-        for name, length in {"long": 100, "one": 1, "short": 5, "block": 64}.items()
-    }
-    torch.set_num_threads(8)  # too many for 170 tokens to be shared by rows: all of them share each operation
+    folder, _ = make_hf_model(transformers.Qwen3Config(**SIZES | {"hidden_size": hidden_size}))
+    lengths = (100, 1, 5, 64, 150, 33, 200, 97)
+    requests = {str(length): [(7 * place + length) % 100 for place in range(length)] for length in lengths}
+    torch.set_num_threads(16)  # too many to share so few tokens by rows: all of them share each operation
     by_operations = make_mesh(HfFolder(folder), 1, 1, quantized=kernels).step(requests)
     torch.set_num_threads(num_threads)
     by_rows = make_mesh(HfFolder(folder), 1, 1, quantized=kernels).step(requests)
