@@ -52,7 +52,7 @@ def test_a_picture_is_drawn(measured: Benchmark, tmp_path: Path) -> None:
 
 def test_without_matplotlib_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(ConfigError, match=r"pip install 'orca-mesh\[bench\]'"):
+    with pytest.raises(ConfigError, match="pip install matplotlib"):
         check_can_plot()
     with pytest.raises(ConfigError, match="needs matplotlib"):
         plot(benchmark(1), tmp_path / "report.png")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import resource
+import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -39,7 +40,7 @@ HUGE = {
 @pytest.mark.parametrize("name", HUGE)
 async def test_others_are_served_meanwhile(front: RunningFront, name: str) -> None:
     path, content, status = HUGE[name]
-    clock = asyncio.get_running_loop().time
+    clock = time.process_time  # how long this process holds others up, whatever else the machine does
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     huge = [asyncio.create_task(front.client.post(path, content=content, headers=JSON)) for _ in range(3)]
     longest_s = 0.0
