@@ -16,6 +16,7 @@ import pytest
 import pytest_asyncio
 import tokenizers
 import torch
+import tqdm  # type: ignore[import-untyped]
 import transformers
 
 from shared.client import GatewayClient, GenerateOptions
@@ -110,7 +111,6 @@ def write_tokenizer(folder: Path, vocab_size: int) -> None:
 def make_tiny(name: str, folder: Path) -> Case:
     model = MODELS[name]()
     model.train(mode=False)
-    transformers.logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # it leaves a thread behind
     model.save_pretrained(folder)
     write_tokenizer(folder, vocab_size=300)
     return make_case(str(folder), Reference(model), vocab_size=300)
@@ -130,6 +130,7 @@ def make_smollm2() -> Case:
 @pytest.fixture(scope="module")
 def cases(tmp_path_factory: pytest.TempPathFactory) -> Cases:
     """What the reference makes of each model, computed once."""
+    tqdm.tqdm.monitor_interval = 0  # with which the reference's progress bars would start a thread that stays
 
     @functools.cache
     def case_of(name: str) -> Case:
