@@ -71,9 +71,7 @@ def build(chosen: InstructionSet, cache: Path) -> Path:
 
     Processes that need it at the same time wait for the first of them.
     """
-    compiler = shlex.split(os.environ.get("CXX", "")) or [shutil.which("g++") or shutil.which("clang++") or ""]
-    if compiler == [""]:
-        raise BuildError("there is no C++ compiler; install g++")
+    compiler = _compiler()
     sources = sorted(_SOURCES.iterdir())
     key = hashlib.sha256()
     for part in (*compiler, *map(_version, compiler), *_FLAGS, *chosen.flags):
@@ -95,6 +93,19 @@ def build(chosen: InstructionSet, cache: Path) -> Path:
     except OSError as error:
         raise BuildError(f"{cache} cannot be written: {error.strerror}; set XDG_CACHE_HOME to where it can") from error
     return library
+
+
+def _compiler() -> list[str]:
+    """Return the compiler and the arguments that it is always given."""
+    chosen = os.environ.get("CXX", "")
+    try:
+        compiler = shlex.split(chosen)
+    except ValueError as error:
+        raise BuildError(f"CXX={chosen} cannot be read: {error}") from error
+    found = compiler or [path for path in map(shutil.which, ("g++", "clang++")) if path][:1]
+    if not found:
+        raise BuildError("there is no C++ compiler; install g++")
+    return found
 
 
 def _check_not_failed(failed: Path) -> None:

@@ -14,11 +14,11 @@ import orjson
 from shared.messages import FinishReason
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from shared.generation import Delta, Finish, TokenLogprob, Usage
 
-__all__ = ["FINISH_REASONS", "Answer", "Choice", "EventTemplate", "Head", "Prompts", "event", "usage_dict"]
+__all__ = ["FINISH_REASONS", "Answer", "Choice", "EventTemplates", "Head", "Prompts", "event", "usage_dict"]
 
 FINISH_REASONS = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length", FinishReason.TOOL_CALLS: "tool_calls"}
 
@@ -112,20 +112,23 @@ def event(value: dict[str, Any]) -> bytes:
     return b"data: " + orjson.dumps(value) + b"\n\n"
 
 
-class EventTemplate:
-    """An event of which only one text differs from one token to the next."""
+class EventTemplates:
+    """Events of which only one text differs from one token to the next, for each choice."""
 
-    __slots__ = ("_after", "_before")
+    def __init__(self, field: str) -> None:
+        """``field``: that of the text, the first of its name in an event."""
+        self._name = orjson.dumps(field) + b":"
+        self._parts: dict[int, tuple[bytes, bytes]] = {}
+        """By choice: what stands before the text and after it."""
 
-    def __init__(self, example: bytes, field: str) -> None:
-        """``field`` is the first of that name in the example, and empty there; quotes in strings are escaped."""
-        name = orjson.dumps(field) + b":"
-        before, _, self._after = example.partition(name + b'""')
-        self._before = before + name
-
-    def event(self, text: str) -> bytes:
-        """Return the event with the text."""
-        return self._before + orjson.dumps(text) + self._after
+    def event(self, choice: int, text: str, example: Callable[[int], bytes]) -> bytes:
+        """Return the choice's event with the text; ``example`` makes the one in which it is empty."""
+        parts = self._parts.get(choice)
+        if parts is None:
+            # Quotes in strings are escaped, so that nothing but the field looks like it.
+            before, _, after = example(choice).partition(self._name + b'""')
+            parts = self._parts[choice] = (before + self._name, after)
+        return parts[0] + orjson.dumps(text) + parts[1]
 
 
 def usage_dict(usage: Usage) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from services.gateway.http.answer import FINISH_REASONS, EventTemplate, event, usage_dict
+from services.gateway.http.answer import FINISH_REASONS, EventTemplates, event, usage_dict
 from services.gateway.http.logprobs import chat_logprobs
 
 if TYPE_CHECKING:
@@ -28,8 +28,7 @@ class ChatAnswer:
         self._num_choices = body.n or 1
         self._shows_token_ids = bool(body.return_token_ids)
         self._shows_logprobs = bool(body.logprobs)
-        self._templates: dict[int, EventTemplate] = {}
-        """By choice."""
+        self._text_events = EventTemplates("content")
         # Where the usage comes in the end, all other chunks say that they have none.
         self._tail: dict[str, Any] = {"usage": None} if body.includes_usage else {}
 
@@ -46,7 +45,7 @@ class ChatAnswer:
         """Return a chunk with what is new, and one for the end, which has nothing else."""
         is_text_only = not (delta.finish or delta.logprobs or delta.tool_calls or self._shows_token_ids)
         if is_text_only and delta.text:  # as good as always
-            return self._template(delta.choice).event(delta.text)
+            return self._text_events.event(delta.choice, delta.text, self._empty)
         news: dict[str, Any] = {}
         if delta.text or delta.logprobs:
             news["content"] = delta.text
@@ -60,11 +59,8 @@ class ChatAnswer:
             events += self._event(delta.choice, {}, finish_reason=reason, stop_reason=finish.stop)
         return events
 
-    def _template(self, index: int) -> EventTemplate:
-        template = self._templates.get(index)
-        if template is None:
-            template = self._templates[index] = EventTemplate(self._event(index, {"content": ""}), "content")
-        return template
+    def _empty(self, index: int) -> bytes:
+        return self._event(index, {"content": ""})
 
     def _event(
         self,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from services.gateway.http.answer import FINISH_REASONS, EventTemplate, event, usage_dict
+from services.gateway.http.answer import FINISH_REASONS, EventTemplates, event, usage_dict
 from services.gateway.http.logprobs import CompletionLogprobs
 
 if TYPE_CHECKING:
@@ -32,8 +32,7 @@ class CompletionAnswer:
         self._shows_logprobs = body.logprobs is not None
         self._logprobs: defaultdict[int, CompletionLogprobs] = defaultdict(CompletionLogprobs)
         self._shows_texts_only = not (self._shows_token_ids or self._shows_logprobs)
-        self._templates: dict[int, EventTemplate] = {}
-        """By choice."""
+        self._text_events = EventTemplates("text")
         # Where the usage comes in the end, all other chunks say that they have none.
         self._tail: dict[str, Any] = {"usage": None} if body.includes_usage else {}
 
@@ -49,7 +48,7 @@ class CompletionAnswer:
     def events(self, delta: Delta) -> bytes:
         """Return one chunk."""
         if self._shows_texts_only and delta.finish is None:  # as good as always
-            return self._template(delta.choice).event(delta.text) if delta.text else b""
+            return self._text_events.event(delta.choice, delta.text, self._empty) if delta.text else b""
         shows = delta.text or delta.finish or delta.logprobs or (self._shows_token_ids and delta.token_ids)
         if not shows:
             return b""
@@ -62,12 +61,8 @@ class CompletionAnswer:
                 choice["prompt_token_ids"] = prompt
         return self._event(choice)
 
-    def _template(self, index: int) -> EventTemplate:
-        template = self._templates.get(index)
-        if template is None:
-            example = self._event(_choice_fields(index, "", None, None))
-            template = self._templates[index] = EventTemplate(example, "text")
-        return template
+    def _empty(self, index: int) -> bytes:
+        return self._event(_choice_fields(index, "", None, None))
 
     def _event(self, choice: dict[str, Any]) -> bytes:
         return event({**self._head, "choices": [choice], **self._tail})

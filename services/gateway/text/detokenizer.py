@@ -88,7 +88,7 @@ class Detokenizer:
         parts = self.parts(token_ids)
         if self._matcher is None and not self._held_tokens:  # as good as always
             data = parts[0] if len(parts) == 1 else b"".join(parts)
-            text, num_decided = utf_8_decode(data, "replace", False)  # noqa: FBT003 - what `_decode` does
+            text, num_decided = _decode(data, final=False)
             if num_decided == len(data):
                 return Piece(text, token_ids, parts)
         return self._push(token_ids, parts)

@@ -132,6 +132,12 @@ def test_a_compiler_may_have_arguments(tmp_path: Path, monkeypatch: pytest.Monke
         build(instruction_sets(frozenset())[0], tmp_path)
 
 
+def test_a_compiler_that_cannot_be_read_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", 'g++ "')
+    with pytest.raises(BuildError, match='CXX=g\\+\\+ " cannot be read'):
+        build(instruction_sets(frozenset())[0], tmp_path)
+
+
 def test_a_failed_compilation_is_told_and_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(BuildError, match="error"):
         build(InstructionSet("wrong", ("-DORCA_WRONG", "-std=c++98")), tmp_path)
