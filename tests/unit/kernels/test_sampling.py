@@ -59,7 +59,8 @@ def distance(logits: np.ndarray[Any, Any], row: Parameters, token_id: int) -> fl
     """How far the target is from a token's part of the sum of weights, relative to the sum; 1 if it is not kept."""
     order = np.argsort(-logits, kind="stable")[: row.top_k or None]
     weights = np.exp((logits[order].astype(np.float64) - logits.max()) / row.temperature)
-    kept = (np.cumsum(weights) - weights < row.top_p * weights.sum()) & (weights >= row.min_p)
+    # At 1 top-p is off; the sums would leave out what is less than their last bit.
+    kept = ((np.cumsum(weights) - weights < row.top_p * weights.sum()) | (row.top_p >= 1.0)) & (weights >= row.min_p)
     kept[0] = True
     parts = np.zeros(len(logits))
     parts[order] = weights * kept
